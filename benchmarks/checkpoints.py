@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks
+from joma.experiments.table1.printed import GROUPS, SIZES, Table1Networks
 from joma.runs import Checkpoints, Run
 from joma.train import _checkpointing, fit, loop
 

@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from joma.errors import JomaError
-from joma.experiments.fig4 import figure as fig4
+from joma.experiments.theory_figures import fig4
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear

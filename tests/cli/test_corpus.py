@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.experiments.language import _groups
+from joma.experiments.language import setting
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.experiments._language import SIZE
@@ -15,7 +15,7 @@ from tests.experiments._language import SIZE
 @pytest.fixture(autouse=True)
 def texts(monkeypatch, tmp_path) -> Path:
     """A folder with a short text, where we are, and nothing else anywhere."""
-    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JOMA_SHARED", raising=False)
     folder = Path("my texts")
@@ -115,7 +115,7 @@ def test_ctrl_c_says_how_to_go_on(texts, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("joma.experiments.language._train.train_groups", interrupted)
+    monkeypatch.setattr("joma.experiments.language.training.train_groups", interrupted)
     result = joma(*ONE, "--corpus", str(texts), "--out", "here")
     assert result.exit_code == 130
     expected = "joma reproduce fig6 --scale tiny --device cpu --corpus 'my texts' --group depth-1"

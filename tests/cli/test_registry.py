@@ -13,7 +13,7 @@ from joma.experiments.claims import CLAIMS
 HEAVY = ("torch", "scipy", "matplotlib")
 
 THROW_AWAY = """
-from joma.experiments import Choice, Experiment, Option, Outcome, Scale, Verdict
+from joma.experiments import ChoiceOption, Experiment, Option, Outcome, Scale, Verdict
 
 EXPERIMENT = Experiment(
     name="throw-away",
@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
     default_scale="small",
     options=(
         Option("breadth", 7, "how broad it is", int),
-        Choice("color", {"tiny": "red", "small": "blue"}, "red or blue", ("red", "blue")),
+        ChoiceOption("color", {"tiny": "red", "small": "blue"}, "red or blue", ("red", "blue")),
     ),
     groups=("left", "right"),
 )

@@ -5,7 +5,6 @@ import importlib
 import pytest
 
 RENAMED = [
-    ("joma.experiments", "Choice", "ChoiceOption"),
     ("joma.experiments.claims", "Measurement", "ClaimMeasurement"),
     ("joma.experiments.claims", "Verdict", "ClaimVerdict"),
     ("joma.models", "Attention", "AttentionPart"),

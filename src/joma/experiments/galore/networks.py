@@ -1,4 +1,4 @@
-"""The small Llama, the text it reads, and the optimizer of each method."""
+"""The small Llama, the text it reads, LoRA, and the optimizer of each method."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from joma.common.quiet import quietly
 from joma.data import BYTES, corpus, encoded
 from joma.errors import JomaError
-from joma.experiments.galore.residual import ResidualGaLoreAdamW
 from joma.experiments.galore.setting import GaLoreNetwork, GaloreSize
 from joma.optim import GaLoreAdamW
 
@@ -39,10 +38,9 @@ class ByteText:
         """Return the sequences of a step, each with the byte that follows, (count, window + 1)."""
         random = np.random.default_rng((seed, step))
         starts = torch.from_numpy(random.integers(0, len(self.train) - self.window, count))
-        places = starts.to(self.train.device)[:, None] + torch.arange(
-            self.window + 1, device=self.train.device
-        )
-        return self.train[places].long()
+        device = self.train.device
+        within = torch.arange(self.window + 1, device=device)
+        return self.train[starts.to(device)[:, None] + within].long()
 
 
 def load_text(size: GaloreSize, device: str) -> ByteText:
@@ -109,6 +107,41 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+class LoRALinear(nn.Module):
+    """A linear layer W₀ + BA, of which A (r, n) and B (m, r) are trained and W₀ is not.
+
+    B starts at zero: the layer begins as the one it replaces (Hu et al., 2021).
+
+    Args:
+        base: The layer with W₀, which is frozen.
+        rank: r.
+        random: Draws A.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        weight = base.weight
+        bound = math.sqrt(3 / base.in_features)
+        start = torch.rand(rank, base.in_features, generator=random) * 2 - 1
+        self.down = nn.Parameter((start * bound).to(weight.device, weight.dtype))
+        self.up = nn.Parameter(weight.new_zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (W₀ + BA)x, without forming BA."""
+        return self.base(x) + nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+
+
+def add_lora(model: nn.Module, rank: int, seed: int) -> None:
+    """Replace every linear layer of the blocks by one with LoRA, from the weights it has now."""
+    random = torch.Generator().manual_seed(seed)
+    inside: Any = model
+    for parent in list(inside.model.layers.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, LoRALinear(child, rank, random))
+
+
 def make_optimizer(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
     """Return the optimizer of a network's method; that of AdamW for LoRA too."""
     if network.method in ("full", "lora"):
@@ -121,32 +154,29 @@ def make_optimizer(model: nn.Module, network: GaLoreNetwork, device: str) -> tor
             weight_decay=0.0,
             fused=device == "cuda",
         )
-    kind = ResidualGaLoreAdamW if network.method == "residual" else GaLoreAdamW
-    settings: dict[str, Any] = {
-        "rank": network.rank,
-        "gap": network.gap,
-        "refresh": network.refresh,
-        "scale": network.rate.share,
-        "moments": network.moments,
-        "projection": "svd" if network.method == "svd" else "power",
-        "stagger": network.method not in ("svd", "power"),
-        "per_layer": network.reading == "each micro-batch",
-        "seed": network.member,
-        "verbose": False,
-    }
-    return kind(model, network.rate.rate, **settings)
+    return GaLoreAdamW(
+        model,
+        network.rate.rate,
+        rank=network.rank,
+        gap=network.gap,
+        scale=network.rate.share,
+        moments=network.moments,  # type: ignore[arg-type]
+        projection="svd" if network.method == "svd" else "power",
+        stagger=network.method != "svd",
+        seed=network.member,
+        verbose=False,
+    )
 
 
-def schedule(done: float, warm_up: float = WARM_UP) -> float:
+def schedule(done: float) -> float:
     """Return the learning rate as a share of the highest: a linear rise, then half a cosine.
 
     Args:
         done: Share of the training that is done.
-        warm_up: Share of the training in which it rises.
     """
-    if done < warm_up:
-        return done / warm_up
-    along = (done - warm_up) / (1 - warm_up)
+    if done < WARM_UP:
+        return done / WARM_UP
+    along = (done - WARM_UP) / (1 - WARM_UP)
     return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * along)) / 2
 
 

@@ -7,20 +7,8 @@ import numpy as np
 
 from joma.common.paired import Paired
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments.sparse_inference.bridge import PREDICTOR_TITLES, Correlation
-from joma.experiments.sparse_inference.results import (
-    ModelResults,
-    bridge_rows,
-    chosen_rule,
-    spent_budgets,
-)
-from joma.experiments.sparse_inference.setting import (
-    CHUNKED,
-    LEAST_RECALL,
-    POLICIES,
-    POLICY_TITLES,
-    TITLES,
-)
+from joma.experiments.sparse_inference.results import PREDICTORS, ModelResults, layer_rankings
+from joma.experiments.sparse_inference.setting import POLICIES, POLICY_TITLES, TITLES
 
 LEAST_PUBLISHED = 2.9e9
 """Parameters of the smallest model that the papers measured, a Pythia in StreamingLLM's."""
@@ -100,10 +88,7 @@ def _paragraphs(models: Sequence[ModelResults]) -> Iterable[str]:
     for model in models:
         yield _stream_sentence(model)
         yield _heavy_sentence(model)
-        yield _task_sentence(model)
-        yield _chunk_sentence(model)
-    yield from _bridge_sentences(models)
-    yield from _allocation_sentences(models)
+    yield from _layer_sentences(models)
     yield (
         f"Shown: two standard errors lie below a rise of {KEPT} nats where quality is kept, above "
         "it where a window breaks; contradicted: on the other side; else not decided. Heavy "
@@ -140,72 +125,17 @@ def _heavy_sentence(model: ModelResults) -> str:
     )
 
 
-def _task_sentence(model: ModelResults) -> str:
-    dropped = "; ".join(f"{name} ({why})" for name, why in model.dropped.items())
-    left_out = (
-        f" Left out, as the full cache is below {LEAST_RECALL:.0%}: {dropped}." if dropped else ""
-    )
-    parts = []
-    for name, task in model.tasks.items():
-        scores: dict[float, list[str]] = {}
-        for row in task["rows"]:
-            score = f"{POLICY_TITLES[row['policy']]} {np.mean(row['correct']):.0%}"
-            scores.setdefault(row["share"], []).append(score)
-        each = "; ".join(f"at {share:.0%} {', '.join(own)}" for share, own in scores.items())
-        parts.append(
-            f"{name}, {len(task['full'])} examples of {model.parts['tasks']['length']} tokens: "
-            f"full cache {np.mean(task['full']):.0%}; {each}"
-        )
-    done = ". ".join(parts) if parts else "no task can be done with the full cache"
-    return f"{model.title}, recall: {done}.{left_out}"
-
-
-def _chunk_sentence(model: ModelResults) -> str:
-    rows = model.parts["text"]["rows"]
-    longest = max(one["chunk"] for one in rows if one["policy"] == "heavy-hitter")
-    found = [
-        f"{POLICY_TITLES[policy]} {_with_error(model.by_chunk(policy, model.chunk))} and "
-        f"{_with_error(model.by_chunk(policy, longest))}"
-        for policy in CHUNKED
-    ]
-    return (
-        f"{model.title}, what chunks of {model.chunk} and of {longest} tokens add to the loss at "
-        f"{model.middle:.0%} next to token by token, nats: {', '.join(found)}."
-    )
-
-
-def _bridge_sentences(models: Sequence[ModelResults]) -> Iterable[str]:
-    for row in bridge_rows(models):
-        single = ", ".join(
-            f"{PREDICTOR_TITLES[name]} {_correlated(one)}" for name, one in row.single.items()
-        )
-        combined = (
-            ""
-            if row.combined is None
-            else f"; all three, fitted on the other models, {_correlated(row.combined)}"
-        )
+def _layer_sentences(models: Sequence[ModelResults]) -> Iterable[str]:
+    for row in layer_rankings(models):
+        single = ", ".join(f"{PREDICTORS[name]} {one}" for name, one in row.single.items())
+        combined = ""
+        if row.combined is not None:
+            combined = f"; all three, fitted on the other models, {row.combined}"
         yield (
             f"{TITLES[row.model]}, cost of one layer cut to {POLICY_TITLES[row.policy]}, Spearman "
             f"with: {single}{combined}. Costs of one half of the windows with the other: "
             f"{row.reliability:+.2f}."
         )
-
-
-def _allocation_sentences(models: Sequence[ModelResults]) -> Iterable[str]:
-    spent = spent_budgets(models)
-    choice = chosen_rule(spent)
-    if choice is None:
-        return
-    own = [one for one in spent if (one.rule, one.floor) == choice]
-    each = [f"{TITLES[one.model]} at {one.share:.0%} {_compared(one.judged_on)}" for one in own]
-    clear = [one.judged_on for one in own if one.judged_on.is_clear]
-    better = sum(one.mean < 0 for one in clear)
-    yield (
-        f"Budgets by layer: of the rules tried, {choice[0]} with a floor of {choice[1]:g} is best "
-        "on half of the windows; on the other half, against the same budget spent evenly: "
-        f"{', '.join(each)}. Clearly better in {better}, clearly worse in {len(clear) - better} of "
-        f"{len(own)} cases."
-    )
 
 
 def _by_status(models: Sequence[ModelResults], claim: Any) -> str:
@@ -245,7 +175,3 @@ def _with_error(rise: Paired) -> str:
 def _compared(difference: Paired) -> str:
     words = "" if difference.is_clear else ", not distinguishable"
     return f"{_with_error(difference)}{words}"
-
-
-def _correlated(one: Correlation) -> str:
-    return "not defined" if np.isnan(one.value) else str(one)

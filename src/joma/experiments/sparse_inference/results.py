@@ -1,4 +1,4 @@
-"""What was measured of all models, read from the run folders of their groups."""
+"""What was measured of all models, and how far the probes predict the cost of cutting a layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,19 +6,25 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from joma.common.paired import Paired, paired
 from joma.errors import JomaError
-from joma.experiments.sparse_inference.bridge import PREDICTORS, Correlation, held_out, spearman
-from joma.experiments.sparse_inference.setting import (
-    CHUNKED,
-    CUT_POLICIES,
-    LEAST_RECALL,
-    PARTS,
-    TITLES,
-    StudySize,
-)
+from joma.experiments.sparse_inference.setting import CHUNKED, CUT_POLICIES, PARTS, TITLES
 from joma.runs import Run
+
+PREDICTORS = {
+    "entropy": "entropy",
+    "first": "first-token mass",
+    "heavy": "heavy-hitter mass",
+}
+"""What the probes say of a layer, and what figures call it."""
+RESAMPLES = 2000
+"""How often layers are drawn again for an interval."""
+_LEAST = 4
+"""Layers without which a correlation says nothing."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,26 +34,20 @@ class ModelResults:
     Attributes:
         name: Name of the model.
         parts: The parts by name.
-        chunk: Tokens read at once where policies are compared.
     """
 
     name: str
     parts: Mapping[str, Any]
-    chunk: int
 
     @property
     def title(self) -> str:
         """What figures and sentences call the model."""
         return TITLES[self.name]
 
-    def row(self, policy: str, share: float = 1.0, chunk: int | None = None) -> Mapping[str, Any]:
+    def row(self, policy: str, share: float = 1.0) -> Mapping[str, Any]:
         """Return the loss of a policy at a budget."""
-        chunk = self.chunk if chunk is None else chunk
-        return next(
-            one
-            for one in self.parts["text"]["rows"]
-            if (one["policy"], one["share"], one["chunk"]) == (policy, share, chunk)
-        )
+        rows = self.parts["text"]["rows"]
+        return next(one for one in rows if (one["policy"], one["share"]) == (policy, share))
 
     @property
     def shares(self) -> list[float]:
@@ -60,28 +60,23 @@ class ModelResults:
         """The budget nearest to the published 20%."""
         return self.parts["text"]["middle"]
 
-    def rise(self, policy: str, share: float, than: str = "full") -> Paired:
-        """Return how much higher a policy's loss is than another one's at the same budget."""
-        other = self.row(than, 1.0 if than == "full" else share)
-        return paired(self.row(policy, share)["nll"], other["nll"], "windows")
-
-    def alone(self, policy: str) -> list[float]:
-        """Return the loss of each window token by token, at about 20% of the keys.
-
-        A full cache, a window and sinks have the same loss in any chunks.
-        """
-        if policy not in CHUNKED:
-            return self.row(policy, 1.0 if policy == "full" else self.middle)["nll"]
-        return next(one for one in self.parts["alone"]["rows"] if one["policy"] == policy)["nll"]
+    def rise(self, policy: str, share: float) -> Paired:
+        """Return how much higher a policy's loss is than that of the full cache."""
+        return paired(self.row(policy, share)["nll"], self.row("full")["nll"], "windows")
 
     def rise_alone(self, policy: str, than: str = "full") -> Paired:
-        """Return how much higher a policy's loss is than another one's, both token by token."""
-        return paired(self.alone(policy), self.alone(than), "windows")
+        """Return how much higher a policy's loss is than another one's, both token by token.
 
-    def by_chunk(self, policy: str, chunk: int) -> Paired:
-        """Return how much higher the loss is in chunks than token by token."""
-        chunks = self.row(policy, self.middle, chunk)["nll"]
-        return paired(chunks, self.alone(policy)[: len(chunks)], "windows")
+        At about 20% of the keys. A full cache, a window and sinks have the same loss in any chunks.
+        """
+        losses: dict[str, Sequence[float]] = {}
+        for one in (policy, than):
+            if one in CHUNKED:
+                rows = self.parts["alone"]["rows"]
+                losses[one] = next(row for row in rows if row["policy"] == one)["nll"]
+            else:
+                losses[one] = self.row(one, 1.0 if one == "full" else self.middle)["nll"]
+        return paired(losses[policy], losses[than], "windows")
 
     @property
     def parameters(self) -> int:
@@ -99,95 +94,102 @@ class ModelResults:
         return paired(found[policy]["nll"], found["recomputed"]["nll"], "blocks")
 
     @property
-    def tasks(self) -> dict[str, Any]:
-        """The tasks that the full cache can do."""
-        found = self.parts["tasks"]["tasks"]
-        return {name: one for name, one in found.items() if _recall(one) >= LEAST_RECALL}
-
-    @property
-    def dropped(self) -> dict[str, str]:
-        """The tasks that it cannot do, and why they do not count."""
-        found = self.parts["tasks"]["tasks"]
-        return {
-            name: one["why"] or f"full cache {_recall(one):.0%}"
-            for name, one in found.items()
-            if not _recall(one) >= LEAST_RECALL
-        }
-
-    @property
-    def features(self) -> NDArray[np.float64]:
+    def features(self) -> Floats:
         """What the probes say of each layer, (layers, predictors)."""
         return np.array([self.parts["layers"][name] for name in PREDICTORS], float).T
 
-    def costs(self, policy: str) -> NDArray[np.float64]:
+    def costs(self, policy: str) -> Floats:
         """Return what it costs to cut each layer alone, (layers, windows)."""
         return np.array(self.parts["layers"]["costs"][policy], float)
 
 
-@dataclass(frozen=True)
-class SpentBudget:
-    """A budget spent unevenly over the layers, next to one spent evenly.
-
-    Attributes:
-        model: Name of the model.
-        share: The budget as a share of the window.
-        rule: How it was spent.
-        floor: What a layer holds at least.
-        chosen_on: Difference of the loss on the windows that the rule was chosen on.
-        judged_on: Difference on the others.
-    """
-
-    model: str
-    share: float
-    rule: str
-    floor: float
-    chosen_on: Paired
-    judged_on: Paired
-
-
-def collect(run: Run, size: StudySize) -> list[ModelResults]:
+def collect(run: Run) -> list[ModelResults]:
     """Read the models of which everything was measured."""
     found = []
     for name in TITLES:
         try:
             own = Run.open(run.path / "groups" / name)
-            parts = {part: own.read_json(part) for part in PARTS}
+            found.append(ModelResults(name, {part: own.read_json(part) for part in PARTS}))
         except JomaError:
             continue
-        found.append(ModelResults(name, parts, size.chunk))
     return found
-
-
-def spent_budgets(models: Sequence[ModelResults]) -> list[SpentBudget]:
-    """Return every rule next to an even budget, on either half of the windows."""
-    found = []
-    for model in models:
-        rows = model.parts["allocation"]["rows"]
-        even = {one["share"]: np.array(one["nll"]) for one in rows if one["rule"] == "even"}
-        for one in rows:
-            if one["rule"] == "even":
-                continue
-            ours, others = np.array(one["nll"]), even[one["share"]]
-            halves = [paired(ours[half::2], others[half::2], "windows") for half in (0, 1)]
-            found.append(SpentBudget(model.name, one["share"], one["rule"], one["floor"], *halves))
-    return found
-
-
-def chosen_rule(spent: Sequence[SpentBudget]) -> tuple[str, float] | None:
-    """Return the rule with the lowest loss over models and budgets on the first halves."""
-    choices = {(one.rule, one.floor) for one in spent}
-    if not choices:
-        return None
-
-    def mean(choice: tuple[str, float]) -> float:
-        own = [one.chosen_on.mean for one in spent if (one.rule, one.floor) == choice]
-        return float(np.mean(own))
-
-    return min(sorted(choices), key=mean)
 
 
 @dataclass(frozen=True)
-class BridgeRow:
+class Correlation:
+    """Spearman's rank correlation over the layers of a model.
+
+    Attributes:
+        value: The correlation; NaN where it is not defined.
+        low: Lower end of its 95% bootstrap interval over layers.
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if np.isnan(self.value):
+            return "not defined"
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def spearman(x: Floats, y: Floats, seed: int = 0) -> Correlation:
+    """Return the rank correlation with a percentile interval from layers drawn again.
+
+    With 6 layers such an interval held a known correlation in 87 to 98% of simulated cases, with 18
+    and more in 94 to 98%; where all ranks agree it has no width.
+
+    Args:
+        x: A number for each layer.
+        y: Another one for each.
+        seed: Decides the draws.
+    """
+    if len(x) < _LEAST or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return Correlation(float("nan"), float("nan"), float("nan"))
+    drawn = np.random.default_rng(seed).integers(0, len(x), (RESAMPLES, len(x)))
+    ranks = [stats.rankdata(values[drawn], axis=1) for values in (x, y)]
+    x_ranks, y_ranks = (own - own.mean(1, keepdims=True) for own in ranks)
+    sizes = np.sqrt((x_ranks**2).sum(1) * (y_ranks**2).sum(1))
+    defined = sizes > 0  # a draw of one layer alone has no correlation
+    found = (x_ranks * y_ranks).sum(1)[defined] / sizes[defined]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Correlation(float(stats.spearmanr(x, y).statistic), float(low), float(high))
+
+
+def held_out(features: Mapping[str, Floats], costs: Mapping[str, Floats]) -> dict[str, Correlation]:
+    """Return how a combination of predictors ranks the layers of each model left out in turn.
+
+    Ranks within each model are combined linearly, by least squares on all other models, each of
+    which counts the same.
+
+    Args:
+        features: Predictors of each layer by model, (layers, predictors).
+        costs: Cost of each layer by model, (layers,).
+    """
+    found = {}
+    for name in features:
+        others = [other for other in features if other != name and len(costs[other]) >= _LEAST]
+        if not others:
+            continue
+        scale = np.concatenate(
+            [np.full(len(costs[other]), len(costs[other]) ** -0.5) for other in others]
+        )
+        x = np.concatenate([_ranks(features[other]) for other in others])
+        y = np.concatenate([_ranks(costs[other]) for other in others])
+        fit, *_ = np.linalg.lstsq(x * scale[:, None], y * scale, rcond=None)
+        found[name] = spearman(_ranks(features[name]) @ fit, costs[name])
+    return found
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return ranks along the layers from −1 to 1."""
+    return 2 * (stats.rankdata(values, axis=0) - 1) / max(len(values) - 1, 1) - 1
+
+
+@dataclass(frozen=True)
+class LayerRanking:
     """How the layers of one model can be ranked by what the probes say.
 
     Attributes:
@@ -206,28 +208,19 @@ class BridgeRow:
     reliability: float
 
 
-def bridge_rows(models: Sequence[ModelResults]) -> list[BridgeRow]:
+def layer_rankings(models: Sequence[ModelResults]) -> list[LayerRanking]:
     """Return the correlations of every model and policy."""
     found = []
     for policy in CUT_POLICIES:
         costs = {model.name: model.costs(policy).mean(1) for model in models}
         combined = held_out({model.name: model.features for model in models}, costs)
         for model in models:
-            own = costs[model.name]
-            single = {
-                name: spearman(list(model.features[:, index]), list(own))
-                for index, name in enumerate(PREDICTORS)
-            }
-            windows = model.costs(policy)
-            halves = [list(windows[:, half::2].mean(1)) for half in (0, 1)]
-            reliability = (
-                spearman(halves[0], halves[1]).value if windows.shape[1] > 1 else float("nan")
-            )
-            found.append(
-                BridgeRow(model.name, policy, single, combined.get(model.name), reliability)
-            )
+            columns = zip(PREDICTORS, model.features.T, strict=True)
+            single = {name: spearman(own, costs[model.name]) for name, own in columns}
+            halves = [model.costs(policy)[:, half::2] for half in (0, 1)]
+            reliability = float("nan")
+            if halves[1].size:
+                reliability = spearman(halves[0].mean(1), halves[1].mean(1)).value
+            best = combined.get(model.name)
+            found.append(LayerRanking(model.name, policy, single, best, reliability))
     return found
-
-
-def _recall(task: Mapping[str, Any]) -> float:
-    return float("nan") if task["full"] is None else float(np.mean(task["full"]))

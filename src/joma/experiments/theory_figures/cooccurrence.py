@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments.cooccurrence import EXPERIMENT
+from joma.experiments.theory_figures import COOCCURRENCE
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import as_printed as printed
@@ -78,30 +78,23 @@ def reproduce(run: Run, request: Request) -> Outcome:
     """Write both tables and the figure."""
     data = compute(request.seed)
     outcome = judge(data)
-    run.write_table(
-        "cooccurrence",
-        {
+    heights, epsilons = np.meshgrid(NEAR_ONE_HEIGHTS, EPSILON, indexing="ij")
+    near_one = {name: getattr(data, name) for name in ("exact", "limit_error", "expansion_error")}
+    columns = {"height": heights, "epsilon": epsilons, **near_one}
+    tables = {
+        "cooccurrence": {
             "height": HEIGHTS,
             "derived": data.derived,
             "printed": data.printed,
             "sampled": data.sampled,
             "standard_error": data.standard_error,
         },
-    )
-    run.write_table(
-        "near_one",
-        {
-            "height": np.repeat(NEAR_ONE_HEIGHTS, EPSILON.size),
-            "epsilon": np.tile(EPSILON, len(NEAR_ONE_HEIGHTS)),
-            "exact": data.exact.ravel(),
-            "limit_error": data.limit_error.ravel(),
-            "expansion_error": data.expansion_error.ravel(),
-        },
-    )
+        "near_one": {name: values.ravel() for name, values in columns.items()},
+    }
     figure, axes = figures.new(9.2, 3.9, 1, 2)
     _draw_theorem(axes[0], data)
     _draw_limit(axes[1], data)
-    publish(run, EXPERIMENT, figure, outcome)
+    publish(run, COOCCURRENCE, outcome, figure, tables)
     return outcome
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments.scan_snap import EXPERIMENT
+from joma.experiments.theory_figures import SCAN_SNAP
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import as_printed as printed
@@ -87,7 +87,7 @@ def judge(data: ScanSnapData) -> Outcome:
     flow = data.phases[0]
     talk = printed.late_b(flow.t[-1], PHASES, anchor=(start, b), **PHASE_RATES)
     grown = float(flow.b[-1, 0]) - b
-    apart, end = _apart(data), data.phases[1].t[-1]
+    gap, end = _largest_gap(data), data.phases[1].t[-1]
     return Outcome(
         Verdict.of(
             bool(fates)
@@ -96,10 +96,10 @@ def judge(data: ScanSnapData) -> Outcome:
             and scanning <= PHASES.scanning_slope_limit
             and snapping < 0.2 * scanning
             and straight > 0.999
-            and apart < 0.1
+            and gap < 0.1
         ),
         finding=f"so it is, on the flow and on sequences of {LENGTH} tokens (B, mean over classes, "
-        f"within {apart:.0%} to t = {end:g}); late, B is straight in ln ln t (R² = {straight:.4f})."
+        f"within {gap:.0%} to t = {end:g}); late, B is straight in ln ln t (R² = {straight:.4f})."
         f" But one of three common tokens rises ({last[0][2]:+.2f}), early on a larger η_Y is "
         f"{'sparser' if np.all(np.diff(early) < 0) else 'not sparser'}, and "
         f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the slide's "
@@ -111,12 +111,11 @@ def reproduce(run: Run, request: Request) -> Outcome:
     """Write three tables and the figure."""
     data = compute(request.seed)
     outcome = judge(data)
-    _write(run, data)
     figure, axes = figures.new(13.2, 4.2, 1, 3)
     _draw_logits(axes[0], data)
     _draw_entropy(axes[1], data)
     _draw_phases(axes[2], data)
-    publish(run, EXPERIMENT, figure, outcome)
+    publish(run, SCAN_SNAP, outcome, figure, _tables(data))
     return outcome
 
 
@@ -155,7 +154,7 @@ def _anchor(data: ScanSnapData) -> tuple[float, float]:
     return float(flow.t[at]), float(flow.b[at, 0])
 
 
-def _apart(data: ScanSnapData) -> float:
+def _largest_gap(data: ScanSnapData) -> float:
     """Return how far the mean B on sequences is from the flow's, relative, from t₀/3 on."""
     flow, sampled = data.phases
     at = sampled.t >= data.snap / 3
@@ -173,7 +172,8 @@ def _slopes(data: ScanSnapData) -> tuple[float, float, float]:
     return float(slope[t[1:] <= data.snap].max()), float(slope[-1]), float(correlation**2)
 
 
-def _write(run: Run, data: ScanSnapData) -> None:
+def _tables(data: ScanSnapData) -> dict[str, dict[str, np.ndarray]]:
+    tables = {}
     for table, pairs in {
         "logits": {RATES["eta_y"]: data.logits},
         "entropy": data.entropy,
@@ -191,8 +191,8 @@ def _write(run: Run, data: ScanSnapData) -> None:
             for eta_y, pair in pairs.items()
             for name, path in zip(("flow", "sampled"), pair, strict=True)
         ]
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        run.write_table(table, joined)
+        tables[table] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return tables
 
 
 def _draw_logits(ax: Axes, data: ScanSnapData) -> None:

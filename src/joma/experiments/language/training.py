@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.errors import JomaError
-from joma.experiments import _trained
+from joma.experiments import _frame
 from joma.experiments._experiment import Request
-from joma.experiments.language._groups import (
+from joma.experiments.language.setting import (
     FIRST_SEED,
     GROUPS,
     LENGTH,
     WATCHED,
     LanguageSetting,
-    Size,
+    LanguageSize,
     named,
 )
 from joma.models import LanguageConfig, LanguageModel
@@ -58,7 +58,7 @@ class WindowedText:
         return replace(self, train=self.train.to(device), valid=self.valid.to(device))
 
 
-def find(size: Size) -> Corpus:
+def find(size: LanguageSize) -> Corpus:
     """Return the text of a size.
 
     Raises:
@@ -70,7 +70,7 @@ def find(size: Size) -> Corpus:
     return source
 
 
-def load(size: Size) -> WindowedText:
+def load(size: LanguageSize) -> WindowedText:
     """Read and encode the text of a size."""
     source = find(size)
     tokenizer = BasicEnglish.of(source)
@@ -162,10 +162,10 @@ def train_groups(
     text = text.to(request.device)
     setting = text.setting
 
-    def group(name: str) -> _trained.NetworkGroup:
+    def group(name: str) -> _frame.NetworkGroup:
         depth = GROUPS[name]
-        networks = _networks(setting.size, depth, request.seed)
-        return _trained.NetworkGroup(
+        networks = networks_of(setting.size, depth, request.seed)
+        return _frame.NetworkGroup(
             name,
             [(f"lr {named(rate)}", seed) for rate, seed in networks],
             lambda own: LanguageNetworks(own, name, text, request),
@@ -173,21 +173,21 @@ def train_groups(
         )
 
     groups = [group(name) for name in names]
-    _trained.train_groups(run, groups, setting, setting.measure_at, request, others)
+    _frame.train_groups(run, groups, setting, setting.measure_at, request, others)
 
 
-def _networks(size: Size, depth: int, seed: int) -> list[tuple[float, int]]:
+def networks_of(size: LanguageSize, depth: int, seed: int) -> list[tuple[float, int]]:
     """Return learning rate and seed of each network of a depth.
 
     The seeds are the same at every learning rate, so that all drop the same.
     """
-    seeds = _trained.member_seeds(f"language/{depth}", seed, size.seeds)
+    seeds = _frame.member_seeds(f"language/{depth}", seed, size.seeds)
     return [(rate, own) for rate in size.rates(depth) for own in seeds]
 
 
 def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
     """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    return len(_networks(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
+    return len(networks_of(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
 
 
 class LanguageNetworks:
@@ -195,7 +195,7 @@ class LanguageNetworks:
 
     def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
         depth, device, size = GROUPS[name], request.device, text.setting.size
-        rates, seeds = zip(*_networks(size, depth, request.seed), strict=True)
+        rates, seeds = zip(*networks_of(size, depth, request.seed), strict=True)
         self.run = run
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams

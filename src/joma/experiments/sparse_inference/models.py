@@ -12,12 +12,7 @@ from joma.common.progress import Progress
 from joma.data import corpus
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
-from joma.experiments.sparse_inference.setting import (
-    FILES,
-    RELU,
-    STORIES,
-    StudySize,
-)
+from joma.experiments.sparse_inference.setting import FILES, RELU, STORIES, StudySize
 from joma.inference.quality import text_loss
 from joma.models import Loaded, load
 from joma.runs import Run
@@ -89,35 +84,35 @@ def trained_relu(run: Run, size: StudySize, request: Request) -> Path:
     sections = {
         "model": {
             "type": "opt",
-            "hidden_size": relu["width"],
-            "word_embed_proj_dim": relu["width"],
-            "ffn_dim": 4 * relu["width"],
-            "num_hidden_layers": relu["layers"],
-            "num_attention_heads": relu["heads"],
-            "max_position_embeddings": relu["context"],
+            "hidden_size": relu.width,
+            "word_embed_proj_dim": relu.width,
+            "ffn_dim": 4 * relu.width,
+            "num_hidden_layers": relu.layers,
+            "num_attention_heads": relu.heads,
+            "max_position_embeddings": relu.context,
             "dropout": 0.0,
         },
         "data": {
             "corpus": size.corpus,
             "tokenizer": "bpe",
-            "vocabulary": relu["vocabulary"],
-            "window": relu["context"] - 1,
-            "batch": relu["batch"],
+            "vocabulary": relu.vocabulary,
+            "window": relu.context - 1,
+            "batch": relu.batch,
         },
         "optimizer": {
             "learning_rate": 2e-3,
-            "warmup": min(50, relu["steps"] // 4),
+            "warmup": min(50, relu.steps // 4),
             "schedule": "cosine",
             "final": 0.1,
         },
-        "training": {"steps": relu["steps"], "seed": request.seed},
-        "checkpoints": {"schedule": [relu["steps"]]},
+        "training": {"steps": relu.steps, "seed": request.seed},
+        "checkpoints": {"schedule": [relu.steps]},
         "validation": {"every": 0},
         "monitor": {"off": True},
     }
     config = language.Config.of(sections)
     own = Run.resume("train", config.sections(), out=run.path / "relu", device=request.device)
-    folder = language.series_folder(own.path, relu["steps"])
+    folder = language.series_folder(own.path, relu.steps)
     if not folder.is_dir():
         language.train(config, own, progress=request.progress)
     return folder

@@ -1,4 +1,4 @@
-"""Which networks are trained, how large the experiment is, and when they are measured."""
+"""Which networks of Figs. 6 and 8 are trained, how large they are, and when they are measured."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ have the recorded attention entropies before training, to all four digits.
 """
 
 WATCHED = 100
-"""The validation window whose attention is followed, counted from 0; of the first stream."""
+"""Index of the validation window, of the first stream, whose attention is followed."""
 
 DEPTHS = (1, 2, 5, 10)
 SWEPT = 5
@@ -75,12 +75,12 @@ TEXTS = {
 
 
 def named(rate: float) -> str:
-    """A learning rate as it is written, such as 5e-5."""
+    """Return a learning rate as it is written, such as 5e-5."""
     return f"{rate:.0e}".replace("e-0", "e-") if rate < 1 else f"{rate:g}"
 
 
 @dataclass(frozen=True)
-class Size:
+class LanguageSize:
     """How large the experiment is made.
 
     Attributes:
@@ -113,13 +113,6 @@ class Size:
     every: int
     last: int
 
-    def __post_init__(self) -> None:
-        if self.learning_rate not in self.learning_rates:
-            raise JomaError(
-                f"learning_rates must have {self.learning_rate} among them, "
-                f"got {self.learning_rates}"
-            )
-
     def rates(self, depth: int) -> tuple[float, ...]:
         """Return the learning rates at which networks of a depth are trained."""
         return self.learning_rates if depth == SWEPT else (self.learning_rate,)
@@ -134,7 +127,7 @@ RATES = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 1e-3, 1e-2)
 """Of Fig. 8."""
 
 SIZES = {
-    "tiny": Size(
+    "tiny": LanguageSize(
         corpus=EMBEDDED,
         vocabulary=150,
         train_tokens=1200,
@@ -149,7 +142,7 @@ SIZES = {
         every=3,
         last=12,
     ),
-    "small": Size(
+    "small": LanguageSize(
         corpus=EMBEDDED,
         vocabulary=1000,
         train_tokens=None,
@@ -164,7 +157,7 @@ SIZES = {
         every=20,
         last=300,
     ),
-    "full": Size(
+    "full": LanguageSize(
         corpus="wikitext-2",
         vocabulary=None,
         train_tokens=None,
@@ -182,8 +175,8 @@ SIZES = {
 }
 
 
-def sized(scale: str, corpus: str) -> Size:
-    """A scale with a text, its own or another.
+def sized(scale: str, corpus: str) -> LanguageSize:
+    """Return the size of a scale with a text, its own or another.
 
     Another is trained on at the one learning rate that all depths share: the others are those of
     Fig. 8, which is of one text. At the full scale training ends where the text's published curves
@@ -215,7 +208,7 @@ class LanguageSetting:
         first_seed: from which torch draws the first network; see `start_as_torch`.
     """
 
-    size: Size
+    size: LanguageSize
     words: int
     stream: int
     digests: Mapping[str, str]

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments.fig4 import EXPERIMENT
+from joma.experiments.theory_figures import FIG4
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear
@@ -54,16 +54,16 @@ def as_drawn(mu: np.ndarray) -> Fig4Curves:
     return Fig4Curves(t, every, nonlinear.attention_entropy(every, scale=SHARPNESS))
 
 
-def judge(mu: np.ndarray, courses: dict[str, Fig4Curves]) -> Outcome:
+def judge(mu: np.ndarray, versions: dict[str, Fig4Curves]) -> Outcome:
     """Agreement: larger targets are reached earlier, and entropy falls and rises by .1 nats."""
     agrees, each = True, []
-    for name, course in courses.items():
-        drop, rebound = nonlinear.drop_and_rebound(course.entropy)
-        learned = course.learned(mu)
+    for name, curves in versions.items():
+        drop, rebound = map(float, nonlinear.drop_and_rebound(curves.entropy))
+        learned = curves.learned(mu)
         ordered = bool(np.all(learned[:-1] >= learned[1:]))
-        agrees = agrees and ordered and float(drop) > 0.1 and float(rebound) > 0.1
+        agrees = agrees and ordered and drop > 0.1 and rebound > 0.1
         each.append(
-            f"{name}: entropy falls by {float(drop):.2f} and rises by {float(rebound):.2f} nats, "
+            f"{name}: entropy falls by {drop:.2f} and rises by {rebound:.2f} nats, "
             f"{'every' if ordered else 'not every'} larger target is learned first"
         )
     return Outcome(Verdict.of(agrees), f"{'; '.join(each)}.")
@@ -72,66 +72,54 @@ def judge(mu: np.ndarray, courses: dict[str, Fig4Curves]) -> Outcome:
 def reproduce(run: Run, request: Request) -> Outcome:
     """Compute both versions, write them and draw them side by side."""
     mu = targets(request.seed)
-    courses = {"Eqn 6 as printed": as_printed(mu), "recursion as drawn": as_drawn(mu)}
-    outcome = judge(mu, courses)
-    for table, course in zip(("as_printed", "as_drawn"), courses.values(), strict=True):
-        columns = {f"v{j}": course.v[:, j] for j in range(mu.size)}
-        run.write_table(table, {"t": course.t, "entropy": course.entropy, **columns})
-    run.write_table("targets", {"mu": mu})
+    versions = {"Eqn 6 as printed": as_printed(mu), "recursion as drawn": as_drawn(mu)}
+    outcome = judge(mu, versions)
+    tables = {"targets": {"mu": mu}}
     figure, axes = figures.new(10.4, 6.2, 2, 2)
-    labels = {
-        "Eqn 6 as printed": "Eqn 6: v̇ = (μ − v) exp(v²/2), closed form",
-        "recursion as drawn": "as drawn: gate softmax(v²/3), v(0) = 0.05",
-    }
-    for row, (name, course) in zip(axes, courses.items(), strict=True):
-        log = name == "Eqn 6 as printed"
-        _draw_components(row[0], course, mu, labels[name], log)
-        _draw_entropy(row[1], course, log)
-    publish(run, EXPERIMENT, figure, outcome)
+    for row, name, curves in zip(axes, ("as_printed", "as_drawn"), versions.values(), strict=True):
+        columns = {f"v{j}": curves.v[:, j] for j in range(mu.size)}
+        tables[name] = {"t": curves.t, "entropy": curves.entropy, **columns}
+        _draw_components(row[0], curves, mu, log=name == "as_printed")
+        _draw_entropy(row[1], curves, log=name == "as_printed")
+    publish(run, FIG4, outcome, figure, tables)
     return outcome
 
 
-def _draw_components(ax: Axes, course: Fig4Curves, mu: np.ndarray, title: str, log: bool) -> None:
+def _draw_components(ax: Axes, curves: Fig4Curves, mu: np.ndarray, *, log: bool) -> None:
     shades = colormaps["viridis"](np.linspace(0.9, 0.0, mu.size))
-    for v, target, shade in zip(course.v.T, mu, shades, strict=True):
-        ax.plot(course.t, v, color=shade, lw=1.7)
+    for v, target, shade in zip(curves.v.T, mu, shades, strict=True):
+        ax.plot(curves.t, v, color=shade, lw=1.7)
         ax.axhline(target, color=shade, lw=0.8, ls=":")
+    title = "as drawn: gate softmax(v²/3), v(0) = 0.05"
     if log:
+        title = "Eqn 6: v̇ = (μ − v) exp(v²/2), closed form"
         ax.plot([], [], color=shades[-1], label="most salient")
         ax.plot([], [], color=shades[0], label="least salient")
         ax.plot([], [], color=figures.GREY, lw=0.9, ls=":", label="targets μ")
         ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.85))
-    ax.set(title=title, xlabel=_time(log), ylabel="component v(t)", ylim=(0, mu[-1] * 1.06))
-    _time_axis(ax, course, log)
+    ax.set(title=title, ylabel="component v(t)", ylim=(0, mu[-1] * 1.06))
+    _time_axis(ax, curves, log)
 
 
-def _draw_entropy(ax: Axes, course: Fig4Curves, log: bool) -> None:
-    low = int(np.argmin(course.entropy))
-    ax.plot(course.t, course.entropy, color=figures.PURPLE, lw=2.2)
-    ax.plot(course.t[low], course.entropy[low], "o", color=figures.BLACK, ms=5)
-    place = (course.t[low], course.entropy[low])
-    text = f"lowest: {course.entropy[low]:.2f} at t = {course.t[low]:.3g}"
+def _draw_entropy(ax: Axes, curves: Fig4Curves, *, log: bool) -> None:
+    low = int(np.argmin(curves.entropy))
+    ax.plot(curves.t, curves.entropy, color=figures.PURPLE, lw=2.2)
+    ax.plot(curves.t[low], curves.entropy[low], "o", color=figures.BLACK, ms=5)
+    text = f"lowest: {curves.entropy[low]:.2f} at t = {curves.t[low]:.3g}"
     offset, side = ((-9, 8), "right") if log else ((0, -16), "left")
-    figures.note(ax, text, place, offset, ha=side)
+    figures.note(ax, text, (curves.t[low], curves.entropy[low]), offset, ha=side)
     ax.set(
         title=f"entropy of the attention softmax({'v²' if log else 'v²/3'})",
-        xlabel=_time(log),
         ylabel="entropy (nats)",
         ylim=(-0.08, np.log(COMPONENTS) * 1.05),
     )
     ax.axhline(np.log(COMPONENTS), color=figures.GREY, lw=0.9, ls=":")
     edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
     figures.note(ax, "uniform", (1, np.log(COMPONENTS)), (-2, -11), **edge)
-    _time_axis(ax, course, log)
+    _time_axis(ax, curves, log)
 
 
-def _time(log: bool) -> str:
-    return "time t (logarithmic)" if log else f"time t ({STEPS} steps of {STEP})"
-
-
-def _time_axis(ax: Axes, course: Fig4Curves, log: bool) -> None:
-    if log:
-        ax.set_xscale("log")
-        ax.set_xlim(course.t[1], course.t[-1])
-    else:
-        ax.set_xlim(0, course.t[-1])
+def _time_axis(ax: Axes, curves: Fig4Curves, log: bool) -> None:
+    ax.set_xlabel("time t (logarithmic)" if log else f"time t ({STEPS} steps of {STEP})")
+    ax.set_xscale("log" if log else "linear")
+    ax.set_xlim(curves.t[1] if log else 0, curves.t[-1])

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments._trained import groups_done, read_metric
-from joma.experiments.language._groups import GROUPS, UNIFORM, LanguageSetting
+from joma.experiments._frame import groups_done, read_metric
+from joma.experiments.language.setting import GROUPS, UNIFORM, LanguageSetting
 from joma.runs import Run
 from joma.train.findings import Finding, attention_bounce, attention_collapse
 
@@ -27,7 +27,7 @@ def _nothing() -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class EntropyCurves:
     """Networks that differ in their seeds alone, while they learn.
 
     Attributes:
@@ -38,8 +38,8 @@ class Curves:
         loss: Loss on the validation text, (steps, seeds).
         entropy_mean: Entropy of the attention on all validation windows; empty where not recorded.
         stable_rank: Stable rank of each lower layer; empty where it was not recorded.
-        apart: Share of the updates at which the training loss of one network is apart from those
-            of the others, which read the same words (`share_apart`).
+        share_apart: Share of the updates at which the training loss of one network is far from
+            those of the others, which read the same words (see `share_apart`).
     """
 
     depth: int
@@ -49,7 +49,7 @@ class Curves:
     loss: np.ndarray
     entropy_mean: np.ndarray = field(default_factory=_nothing)
     stable_rank: np.ndarray = field(default_factory=_nothing)
-    apart: float = 0.0
+    share_apart: float = 0.0
 
     @property
     def seeds(self) -> int:
@@ -66,55 +66,33 @@ class Curves:
         """Entropy, mean over seeds, (layers, steps)."""
         return self.entropy.mean(-1)
 
-    def lowest(self, layer: int) -> tuple[float, int]:
-        """Return the lowest of a layer's mean entropy, and its step."""
-        at = int(np.argmin(self.mean[layer]))
-        return float(self.mean[layer][at]), self.steps[at]
-
     @property
     def collapsed(self) -> list[int]:
         """In how many networks the attention of each layer has collapsed."""
-        return self._count(lambda values, layer: collapse(self.steps, values, layer))
+        return self._count(self._collapse).sum(1).tolist()
 
     @property
     def collapses(self) -> int:
         """In how many networks the attention of any layer has collapsed."""
-        return sum(
-            any(collapse(self.steps, of, layer) for layer, of in enumerate(network))
-            for network in self.entropy.transpose(2, 0, 1)
-        )
+        return int(self._count(self._collapse).any(0).sum())
 
     @property
     def bounced(self) -> list[int]:
         """In how many networks the attention of each layer became sparse and dense again."""
-        return self._count(lambda values, layer: attention_bounce(self.steps, values, layer=layer))
+        bounce = partial(attention_bounce, self.steps)
+        return self._count(lambda values, layer: bounce(values, layer=layer)).sum(1).tolist()
 
-    def bounced_at(self, least: float) -> list[int]:
-        """Return `bounced` with another threshold, in nats of fall and of rise."""
-        return self._count(
-            lambda values, layer: attention_bounce(self.steps, values, least=least, layer=layer)
+    def _collapse(self, values: np.ndarray, layer: int) -> Finding | None:
+        return attention_collapse(self.steps, values, UNIFORM, layer=layer)
+
+    def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> np.ndarray:
+        """Return where there is such a finding, (layers, seeds)."""
+        return np.array(
+            [
+                [find(values, layer) is not None for values in of.T]
+                for layer, of in enumerate(self.entropy)
+            ]
         )
-
-    @property
-    def rank_at_end(self) -> np.ndarray:
-        """Last stable rank over the lowest, (layers, seeds); 1 where it ends at its lowest.
-
-        NaN where either is not a positive number.
-        """
-        last, lowest = self.stable_rank[:, -1], np.fmin.reduce(self.stable_rank, axis=1)
-        known = np.isfinite(last) & (lowest > 0)
-        return np.where(known, last, np.nan) / np.where(known, lowest, 1.0)
-
-    def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> list[int]:
-        return [
-            sum(find(values, layer) is not None for values in of.T)
-            for layer, of in enumerate(self.entropy)
-        ]
-
-
-def collapse(steps: tuple[int, ...], values: np.ndarray, layer: int) -> Finding | None:
-    """Return the finding of `joma.train.findings` if the attention of a layer has collapsed."""
-    return attention_collapse(steps, values, UNIFORM, layer=layer)
 
 
 def done(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[str, Run]:
@@ -133,7 +111,7 @@ def done(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[str,
     return found
 
 
-def collect(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[Key, Curves]:
+def collect(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[Key, EntropyCurves]:
     """Return what the metrics of those groups that are done hold."""
     return {
         (curves.depth, curves.rate): curves
@@ -143,7 +121,7 @@ def collect(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[K
 
 
 def share_apart(losses: np.ndarray) -> float:
-    """Return the share of updates at which one network's loss is apart from the others'.
+    """Return the share of updates at which one network's loss is far from the others'.
 
     It is where it differs by more than `MAX_LOSS_GAP` from the median of those that are finite, or
     is NaN or infinite while another is not. Where none is finite there is nothing to compare with.
@@ -157,11 +135,11 @@ def share_apart(losses: np.ndarray) -> float:
         return 0.0
     known = np.where(finite, losses, np.nan)[compared]
     gaps = np.abs(known - np.nanmedian(known, 1, keepdims=True))
-    apart = (np.nan_to_num(gaps, nan=np.inf) > MAX_LOSS_GAP).any(1)
-    return float(apart.sum() / len(losses))
+    far = (np.nan_to_num(gaps, nan=np.inf) > MAX_LOSS_GAP).any(1)
+    return float(far.sum() / len(losses))
 
 
-def _read(own: Run, depth: int, setting: LanguageSetting) -> Iterable[Curves]:
+def _read(own: Run, depth: int, setting: LanguageSetting) -> Iterable[EntropyCurves]:
     read = partial(read_metric, [own], setting.measure_at, setting.size.seeds)
     names = ("attention_entropy", "attention_entropy_mean", "stable_rank")
     by_layer = zip(*(read(name, depth) for name in names), strict=True)
@@ -169,5 +147,5 @@ def _read(own: Run, depth: int, setting: LanguageSetting) -> Iterable[Curves]:
     for rate, (entropy, mean, rank), loss, losses in zip(
         setting.size.rates(depth), by_layer, read("validation_loss"), trained, strict=True
     ):
-        apart = share_apart(losses)
-        yield Curves(depth, rate, setting.published_steps, entropy, loss, mean, rank, apart)
+        steps, apart = setting.published_steps, share_apart(losses)
+        yield EntropyCurves(depth, rate, steps, entropy, loss, mean, rank, apart)

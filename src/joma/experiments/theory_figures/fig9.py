@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments.fig9 import EXPERIMENT
+from joma.experiments.theory_figures import FIG9
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import clusters, marginals
@@ -59,26 +59,19 @@ def reproduce(run: Run, request: Request) -> Outcome:
     del request
     curves = {name: trace(marginal) for name, marginal in FAMILIES.items()}
     outcome = judge(curves)
-    lengths = [c.s.size for c in curves.values()]
-    run.write_table(
-        "curves",
-        {
-            "family": np.repeat(list(curves), lengths),
-            "s": np.concatenate([c.s for c in curves.values()]),
-            "y": np.concatenate([c.y for c in curves.values()]),
-            "g": np.concatenate([c.g for c in curves.values()]),
-        },
-    )
     rows = [(name, *point) for name, c in curves.items() for point in c.points]
-    family, s_minus, s_plus, ratio = (list(column) for column in zip(*rows, strict=True))
-    run.write_table(
-        "critical_points",
-        {"family": family, "s_minus": s_minus, "s_plus": s_plus, "ratio": ratio},
-    )
+    names = ("family", "s_minus", "s_plus", "ratio")
+    tables = {
+        "curves": {
+            "family": np.repeat(list(curves), [c.s.size for c in curves.values()]),
+            **{name: np.concatenate([getattr(c, name) for c in curves.values()]) for name in "syg"},
+        },
+        "critical_points": dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
+    }
     figure, axes = figures.new(11.4, 3.9, 1, 3)
     for ax, (name, c) in zip(axes, curves.items(), strict=True):
         _draw(ax, name, c)
-    publish(run, EXPERIMENT, figure, outcome)
+    publish(run, FIG9, outcome, figure, tables)
     return outcome
 
 

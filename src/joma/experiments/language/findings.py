@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import columns
-from joma.experiments.language._curves import MAX_LOSS_GAP, Curves, Key
-from joma.experiments.language._groups import (
+from joma.experiments._frame import long_table, mean_and_std
+from joma.experiments.language.curves import MAX_LOSS_GAP, EntropyCurves, Key
+from joma.experiments.language.recorded import BAND, Pair
+from joma.experiments.language.setting import (
     DEPTHS,
     EMBEDDED,
     RATES,
@@ -19,16 +20,9 @@ from joma.experiments.language._groups import (
     LanguageSetting,
     named,
 )
-from joma.experiments.language._reference import BAND, Pair
 
 RECORDED_LOSS = dict(zip(RATES, (6.410, 5.885, 5.671, 5.229, 5.167, 5.305, 6.761), strict=True))
 """Best validation loss by learning rate, as the runs of Fig. 8 recorded it."""
-
-THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-"""Nats of fall and of rise at which bounces are counted; 0.2 is the one that decides."""
-
-RISES = 1.1
-"""A stable rank that ends so many times above its lowest has bounced back."""
 
 NEAR = 0.03
 """How far from the published loss ours may be at each depth."""
@@ -63,8 +57,8 @@ class Check:
         return f"{self.what}: {'yes' if self.holds else 'no'} ({self.seen})"
 
 
-def judge_depths(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outcome:
-    """Fig. 6: networks of four depths at one learning rate.
+def judge_depths(curves: Mapping[Key, EntropyCurves], setting: LanguageSetting) -> Outcome:
+    """Return what networks of four depths at one learning rate show (Fig. 6).
 
     At the published size it agrees where the best validation loss is within .03 of the published
     one at every depth, and the attention of layer 0 becomes sparse and dense again in every network
@@ -79,7 +73,9 @@ def judge_depths(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outc
     paragraphs = _paragraphs(shown.values(), "layers")
     if missing := [depth for depth in DEPTHS if depth not in shown]:
         return Outcome(Verdict.INCOMPLETE, _missing(missing), rows, paragraphs)
-    bounces = ", ".join(f"with {_name(own)} in {_of(own.bounced, own)}" for own in shown.values())
+    bounces = ", ".join(
+        f"with {_name(own)} in {_layers(own.bounced, own)}" for own in shown.values()
+    )
     if published is None:
         fell = _learned(shown.values(), setting)
         finding = f"{fell}. Attention becomes sparse and then dense again {bounces}."
@@ -87,8 +83,9 @@ def judge_depths(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outc
     losses = {depth: float(own.best.mean()) for depth, own in shown.items()}
     off = max(abs(losses[depth] - published.loss[depth]) for depth in DEPTHS)
     shallow = all(shown[depth].bounced[0] == shown[depth].seeds for depth in (1, 2))
+    each = ", ".join(f"{loss:.3f}" for loss in losses.values())
     finding = (
-        f"on {published.title} best validation loss {_list(losses.values())} at {_words(DEPTHS)} "
+        f"on {published.title} best validation loss {each} at {_words(DEPTHS)} "
         f"layers, at most {off:.3f} from the published; attention becomes sparse and then dense "
         f"again {bounces}. What is tested: every loss within {NEAR:g}, and a bounce in layer 0 of "
         "every network of 1 and 2 layers; deeper networks and upper layers are not."
@@ -98,8 +95,8 @@ def judge_depths(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outc
     return Outcome(Verdict.of(agrees), finding + spoiled, rows, paragraphs)
 
 
-def judge_rates(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outcome:
-    """Fig. 8: networks of five layers at several learning rates.
+def judge_rates(curves: Mapping[Key, EntropyCurves], setting: LanguageSetting) -> Outcome:
+    """Return what networks of five layers at several learning rates show (Fig. 8).
 
     At the published size it agrees where the best validation loss is within .05 of the recorded one
     at every learning rate (.1 at 1e-2), lowest at 1e-4, and attention collapses in every network
@@ -147,12 +144,6 @@ def check_depths(pairs: Sequence[Pair]) -> list[Check]:
     alike = [p for p in pairs if p.depth <= 2 or (p.depth == SWEPT and p.layer == 0)]
     others = [p for p in pairs if p not in alike]
     first = [p for p in pairs if p.layer == 0 and p.depth <= SWEPT]
-    ends = [
-        abs(a - b)
-        for p in first
-        for a, b in ((p.lowest, p.recorded_lowest), (p.end, p.recorded_end))
-    ]
-    good = [p for p in others if p.pearson >= p.left_out - 0.05]
     checks = [_begins(pairs)]
     if alike:
         lowest = min(alike, key=lambda p: p.pearson)
@@ -165,34 +156,37 @@ def check_depths(pairs: Sequence[Pair]) -> list[Check]:
             )
         )
     if others:
+        good = sum(p.pearson >= p.left_out - 0.05 for p in others)
         checks.append(
             Check(
                 "in 80% of the other layers as much as one recorded seed does with the rest, "
                 "less .05",
-                len(good) >= 0.8 * len(others),
-                f"{len(good)} of {len(others)}",
+                good >= 0.8 * len(others),
+                f"{good} of {len(others)}",
             )
         )
     checks.append(_inside(pairs))
-    if ends:
-        checks.append(
-            Check(
-                "minimum and end of layer 0 are within .15 at 1, 2 and 5 layers",
-                max(ends) <= 0.15,
-                f"at most {max(ends):.3f} off",
-            )
+    if first:
+        off = max(
+            max(abs(p.lowest - p.recorded_lowest), abs(p.end - p.recorded_end)) for p in first
         )
+        what = "minimum and end of layer 0 are within .15 at 1, 2 and 5 layers"
+        checks.append(Check(what, off <= 0.15, f"at most {off:.3f} off"))
     return checks
 
 
 def check_rates(
-    pairs: Sequence[Pair], curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]
+    pairs: Sequence[Pair],
+    curves: Mapping[Key, EntropyCurves],
+    recorded: Mapping[Key, EntropyCurves],
 ) -> list[Check]:
     """Return how the rates of Fig. 8 compare with recorded curves."""
-    both = sorted({(p.depth, p.rate) for p in pairs}, key=lambda key: key[1])
+    both = {(p.depth, p.rate) for p in pairs}
     off = {key: abs(float(curves[key].best.mean() - recorded[key].best.mean())) for key in both}
-    shares = {key: [of[key].collapses / of[key].seeds for of in (curves, recorded)] for key in both}
-    same = [key for key, (ours, theirs) in shares.items() if ours == theirs]
+    same = [
+        curves[key].collapses / curves[key].seeds == recorded[key].collapses / recorded[key].seeds
+        for key in both
+    ]
     return [
         _begins(pairs),
         Check(
@@ -202,8 +196,8 @@ def check_rates(
         ),
         Check(
             "as many networks have a layer whose attention collapses",
-            same == both,
-            f"at {len(same)} of {len(both)} learning rates",
+            all(same),
+            f"at {sum(same)} of {len(both)} learning rates",
         ),
         _inside(pairs),
     ]
@@ -234,63 +228,61 @@ def _inside(pairs: Sequence[Pair]) -> Check:
     )
 
 
-def tables(curves: Iterable[Curves]) -> dict[str, dict[str, list[Any]]]:
-    """Return two tables: a row for each network, layer and counted step, and the bounces."""
-    rows, bounces = [], []
+def tables(curves: Iterable[EntropyCurves]) -> dict[str, dict[str, np.ndarray]]:
+    """Return a table with a row for each network, layer and counted step."""
+    parts = []
     for own in curves:
-        where = {"depth": own.depth, "learning_rate": own.rate}
-        for layer, at, seed in np.ndindex(own.entropy.shape):
-            rows.append(
-                {
-                    **where,
-                    "seed": seed,
-                    "step": own.steps[at],
-                    "layer": layer,
-                    "attention_entropy": float(own.entropy[layer, at, seed]),
-                    "attention_entropy_mean": float(own.entropy_mean[layer, at, seed]),
-                    "stable_rank": float(own.stable_rank[layer, at, seed]),
-                    "validation_loss": float(own.loss[at, seed]),
-                }
-            )
-        for nats in THRESHOLDS:
-            bounces += [
-                {**where, "layer": layer, "nats": nats, "bounces": count, "networks": own.seeds}
-                for layer, count in enumerate(own.bounced_at(nats))
-            ]
-    return {"curves": columns(rows), "bounces": columns(bounces)} if rows else {}
+        depth, _, seeds = own.entropy.shape
+        axes = {"layer": range(depth), "step": own.steps, "seed": range(seeds)}
+        table = long_table(own.entropy, "attention_entropy", **axes)
+        count = own.entropy.size
+        parts.append(
+            {
+                "depth": np.full(count, own.depth),
+                "learning_rate": np.full(count, own.rate),
+                **table,
+                "attention_entropy_mean": own.entropy_mean.ravel(),
+                "stable_rank": own.stable_rank.ravel(),
+                "validation_loss": np.broadcast_to(own.loss, own.entropy.shape).ravel(),
+            }
+        )
+    if not parts:
+        return {}
+    return {"curves": {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}}
 
 
 def _row(
-    what: str, value: float, own: Curves, published: Mapping[Any, float] | None
+    what: str, value: float, own: EntropyCurves, published: Mapping[Any, float] | None
 ) -> dict[str, Any]:
-    low, step = own.lowest(0)
+    first = own.mean[0]
+    low = int(first.argmin())
     row: dict[str, Any] = {
         what: value if what == "layers" else named(value),
-        "best loss": _spread(own.best),
+        "best loss": mean_and_std(own.best, 3),
     }
     if published is not None:
         row["published" if what == "layers" else "recorded"] = published[value]
     return {
         **row,
-        "layer 0 starts": _rounded(own.mean[0][0]),
-        "lowest": _rounded(low),
-        "at step": step,
-        "ends": _rounded(own.mean[0][-1]),
-        "bounces": _of(own.bounced, own),
-        "collapses": _of(own.collapsed, own),
-        "stable rank, layer 0": _course(own.stable_rank[0].mean(-1)),
+        "layer 0 starts": _rounded(first[0]),
+        "lowest": _rounded(first[low]),
+        "at step": own.steps[low],
+        "ends": _rounded(first[-1]),
+        "bounces": _layers(own.bounced, own),
+        "collapses": _layers(own.collapsed, own),
+        "stable rank, layer 0": _start_lowest_end(own.stable_rank[0].mean(-1)),
     }
 
 
-def _spoiled(shown: Iterable[Curves]) -> str:
+def _spoiled(shown: Iterable[EntropyCurves]) -> str:
     """Return a sentence where networks that read the same words learn as if they did not."""
-    worst = max(shown, key=lambda own: own.apart)
-    if worst.apart <= SOUND:
+    worst = max(shown, key=lambda own: own.share_apart)
+    if worst.share_apart <= SOUND:
         return ""
     return (
         f" But with {_name(worst)} at learning rate {named(worst.rate)} the training loss of one "
         f"network is more than {MAX_LOSS_GAP:g} from that of the others, which read the same "
-        f"words, at {worst.apart:.1%} of the updates: something spoils their arithmetic."
+        f"words, at {worst.share_apart:.1%} of the updates: something spoils their arithmetic."
     )
 
 
@@ -298,57 +290,26 @@ def _rounded(entropy: float) -> float:
     return round(float(entropy), 3) + 0.0  # rounding may have left −0
 
 
-def _paragraphs(shown: Iterable[Curves], what: str) -> tuple[str, ...]:
+def _paragraphs(shown: Iterable[EntropyCurves], what: str) -> tuple[str, ...]:
     shown = list(shown)
     if not shown:
         return ()
     means = "; ".join(
-        f"{_label(own, what)} {_course(own.entropy_mean[0].mean(-1))}" for own in shown
+        f"{_label(own, what)} {_start_lowest_end(own.entropy_mean[0].mean(-1))}" for own in shown
     )
     ranks = "; ".join(
-        f"{_label(own, what)} {_course(own.stable_rank[-1].mean(-1))}" for own in shown
+        f"{_label(own, what)} {_start_lowest_end(own.stable_rank[-1].mean(-1))}" for own in shown
     )
     return (
         f"Entropy is in nats; evenly spread attention has {UNIFORM:.3f}. Bounces: it falls by 0.2 "
         "or more to its lowest and ends 0.2 or more above; collapses: it ends below a quarter "
         "of the even one. Both are counted in networks, of each layer in which there are any.",
-        _sweep(shown, what),
         f"Entropy of layer 0 over the whole validation text, start → lowest → end: {means}.",
         f"Stable rank of the top layer's lower MLP weights, start → lowest → end: {ranks}.",
-        _ranks_at_end(shown, what),
     )
 
 
-def _sweep(shown: Sequence[Curves], what: str) -> str:
-    """Return how the number of bounces depends on the threshold, which is a choice."""
-    rows = []
-    for own in shown:
-        counts = [own.bounced_at(least) for least in THRESHOLDS]
-        first = " ".join(str(each[0]) for each in counts)
-        every = " ".join(str(sum(each)) for each in counts)
-        of = f"of {own.seeds} networks" if own.depth == 1 else f"of {own.seeds} in layer 0"
-        rest = "" if own.depth == 1 else f", {every} of {own.depth * own.seeds} in all layers"
-        rows.append(f"{_label(own, what)} {first} {of}{rest}")
-    nats = ", ".join(f"{least:g}" for least in THRESHOLDS)
-    return f"Bounces by threshold, at {nats} nats: {'; '.join(rows)}."
-
-
-def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
-    """Return whether stable ranks bounce back as attention does."""
-    rows = []
-    for own in shown:
-        ratios = own.rank_at_end
-        rows.append(
-            f"{_label(own, what)} {int((ratios >= RISES).sum())} of {ratios.size} "
-            f"(at most {np.fmax.reduce(ratios, axis=None):.3f} times the lowest)"
-        )
-    return (
-        f"Stable ranks of lower MLP weights that end {RISES - 1:.0%} or more above their lowest, "
-        f"of all layers and networks: {'; '.join(rows)}."
-    )
-
-
-def _learned(shown: Iterable[Curves], setting: LanguageSetting) -> str:
+def _learned(shown: Iterable[EntropyCurves], setting: LanguageSetting) -> str:
     """Return how the loss went, where there is nothing published to compare it with."""
     shown, size = list(shown), setting.size
     fell = all((own.best < own.loss[0]).all() for own in shown)
@@ -373,16 +334,16 @@ def _missing(depths: Iterable[int]) -> str:
     return f"not all networks are trained yet; what is missing: {names}."
 
 
-def _name(own: Curves) -> str:
+def _name(own: EntropyCurves) -> str:
     return f"{own.depth} layer{'s' * (own.depth > 1)}"
 
 
-def _label(own: Curves, what: str) -> str:
+def _label(own: EntropyCurves, what: str) -> str:
     return _name(own) if what == "layers" else named(own.rate)
 
 
-def _of(counts: Sequence[int], own: Curves) -> str:
-    """In which layers something was found, and in how many networks."""
+def _layers(counts: Sequence[int], own: EntropyCurves) -> str:
+    """Return the layers in which something was found, and in how many networks."""
     parts = []
     for count in sorted({count for count in counts if count}, reverse=True):
         layers = [layer for layer, own_count in enumerate(counts) if own_count == count]
@@ -401,19 +362,9 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _course(values: np.ndarray) -> str:
+def _start_lowest_end(values: np.ndarray) -> str:
     digits = 2 if values[0] < 10 else 1
     return " → ".join(f"{v:.{digits}f}" for v in (values[0], np.fmin.reduce(values), values[-1]))
-
-
-def _spread(values: np.ndarray) -> str:
-    if len(values) < 2:
-        return f"{values.mean():.3f}"
-    return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
-
-
-def _list(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def _words(parts: Iterable[Any]) -> str:

@@ -1,4 +1,9 @@
-"""What the networks show, from their metrics: numbers, verdict and plain words."""
+"""What attention took up first in each layer, what it let go, and what that says of Fig. 5.
+
+All of it is said of a height's ratio against what the same untrained network had: random weights
+have favourites too, and those are not learned. A change is that of the ratio's logarithm; it counts
+where its mean over seeds is more than `SURE` standard errors from zero.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,8 +12,14 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import columns, groups_done, mean_and_std, read_metric
-from joma.experiments.hierarchy.course import APART, LayerCourse, LayerCurves, course
+from joma.experiments._frame import (
+    columns,
+    groups_done,
+    long_table,
+    mean_and_std,
+    read_metric,
+    standard_error,
+)
 from joma.experiments.hierarchy.networks import (
     DECIDES,
     DEPTH,
@@ -19,6 +30,117 @@ from joma.experiments.hierarchy.networks import (
 )
 from joma.runs import Run
 
+TAKEN_UP = np.log(1.1)
+"""A height is taken up when its ratio is a tenth above that of the untrained network."""
+
+SURE = 3.0
+"""How many standard errors a change must have."""
+
+DISTINCT = 2.0
+"""How many standard errors must lie between two heights, or they move together."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCurves:
+    """One layer of a group while it learns.
+
+    Attributes:
+        steps: The steps of the measurements, the first 0.
+        ratio: Share of the attention to other tokens that each height gets, over what evenly
+            spread attention would give it, (heights, steps, seeds).
+        shuffled: The same for the same attention with the tree under wrong leaves.
+        entropy: Entropy of the attention, mean over queries, in nats, (steps, seeds).
+    """
+
+    steps: tuple[int, ...]
+    ratio: np.ndarray
+    shuffled: np.ndarray
+    entropy: np.ndarray
+
+    @property
+    def change(self) -> np.ndarray:
+        """Logarithm of the ratio over that of the same untrained network; shape as the ratio."""
+        logarithm = np.log(self.ratio)
+        return logarithm - logarithm[:, :1]
+
+
+@dataclass(frozen=True)
+class LayerHistory:
+    """What happened in one layer.
+
+    Attributes:
+        first: The heights that were taken up first: at the first measurement at which one is above
+            `TAKEN_UP`, that one and all that are not `DISTINCT` from it; none if nothing was.
+        begun: The step of that measurement.
+        taken_up: For each height, the first step at which it is above `TAKEN_UP`; None if never.
+        peak: The step at which the lowest of the first begins to fall back, by the most it does.
+        trough: The step at which it has; the same step where it never falls.
+        falls_back: Whether that is more than the error.
+        followers: The heights above that one that rise between the two.
+        lowest_entropy: The step of the lowest entropy.
+        bounces: Whether the entropy falls to it and rises again.
+    """
+
+    first: tuple[int, ...]
+    begun: int | None
+    taken_up: tuple[int | None, ...]
+    peak: int | None
+    trough: int | None
+    falls_back: bool
+    followers: tuple[int, ...]
+    lowest_entropy: int
+    bounces: bool
+
+    @property
+    def low_first(self) -> bool:
+        """Whether the tokens that co-occur most with the query came first, before all others."""
+        return self.first == HEIGHTS[:1]
+
+
+def history(curves: LayerCurves) -> LayerHistory:
+    """Return what happened in a layer."""
+    change, steps, entropy = curves.change, curves.steps, curves.entropy
+    up = (change.mean(-1) >= TAKEN_UP) & _is_sure(change)
+    taken_up = tuple(steps[int(own.argmax())] if own.any() else None for own in up)
+    low = int(entropy.mean(-1).argmin())
+    bounces = bool(_is_sure(entropy[0] - entropy[low]) and _is_sure(entropy[-1] - entropy[low]))
+    if not up.any():
+        return LayerHistory((), None, taken_up, None, None, False, (), steps[low], bounces)
+    begun = int(up.any(0).argmax())
+    now = change[:, begun]
+    ahead = int(np.where(up[:, begun], now.mean(-1), -np.inf).argmax())
+    together = ~_is_sure(now[ahead] - now, DISTINCT)
+    first = tuple(h for h, with_it in zip(HEIGHTS, together, strict=True) if with_it)
+    lowest = HEIGHTS.index(first[0])
+    peak, trough = largest_fall(change[lowest].mean(-1))
+    later = change[:, trough] - change[:, peak]
+    rises = zip(HEIGHTS, _is_sure(later), strict=True)
+    return LayerHistory(
+        first=first,
+        begun=steps[begun],
+        taken_up=taken_up,
+        peak=steps[peak],
+        trough=steps[trough],
+        falls_back=bool(_is_sure(-later[lowest])),
+        followers=tuple(h for h, rise in rises if rise and h > first[0]),
+        lowest_entropy=steps[low],
+        bounces=bounces,
+    )
+
+
+def largest_fall(curve: np.ndarray) -> tuple[int, int]:
+    """Return from where to where a curve falls the most; twice the last place if it never falls."""
+    highest = np.maximum.accumulate(curve)
+    trough = int((highest - curve).argmax())
+    if highest[trough] == curve[trough]:
+        return len(curve) - 1, len(curve) - 1
+    return int(curve[: trough + 1].argmax()), trough
+
+
+def _is_sure(values: np.ndarray, errors: float = SURE) -> np.ndarray:
+    """Return where the mean over seeds is positive by more than that many standard errors."""
+    return values.mean(-1) > errors * standard_error(values)
+
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
@@ -28,7 +150,7 @@ class GroupResults:
         group: The group.
         layers: The curves of each layer.
         accuracy: Accuracy on fresh samples, (steps, seeds).
-        best_accuracy: What who knows the tree would get; NaN where it is not known.
+        best_accuracy: That of a perfect observer who knows the tree; NaN where it is not known.
     """
 
     group: TreeGroup
@@ -36,10 +158,9 @@ class GroupResults:
     accuracy: np.ndarray
     best_accuracy: float
 
-    @property
-    def courses(self) -> tuple[LayerCourse, ...]:
-        """What happened in each layer."""
-        return tuple(course(curves) for curves in self.layers)
+    def each_layer(self) -> Iterable[tuple[int, LayerCurves, LayerHistory]]:
+        """Return number, curves and history of each layer."""
+        return ((n, curves, history(curves)) for n, curves in enumerate(self.layers))
 
 
 def collect(run: Run, size: HierarchySize) -> dict[str, GroupResults]:
@@ -81,7 +202,7 @@ def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
     """Return whether low-level association comes first, and what comes later.
 
     It agrees where, in the lowest layer of networks of several layers with the class as label, the
-    tokens of height 1 are taken up first and alone (see `LayerCourse.first`), and differs where
+    tokens of height 1 are taken up first and alone (see `LayerHistory.first`), and differs where
     others are before them. Where height 1 and another cannot be distinguished, or nothing is taken
     up, it stays open. Whether the others follow is said next to it and does not decide.
 
@@ -93,20 +214,18 @@ def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
     finding = f"the networks that decide are not trained yet; train group {DECIDES}."
     if DECIDES in results:
         layers = results[DECIDES].layers
-        seen = course(layers[0])
+        seen = history(layers[0])
         if not comparable:
             verdict = Verdict.NOT_COMPARABLE
         elif seen.first and (seen.low_first or HEIGHTS[0] not in seen.first):
             verdict = Verdict.of(seen.low_first)
-        finding = (
-            f"in the lowest of {len(layers)} layers, {_first(layers[0])}; {_later(layers[0])}."
-        )
+        first, later = _first(layers[0], seen), _later(layers[0], seen)
+        finding = f"in the lowest of {len(layers)} layers, {first}; {later}."
     return Outcome(verdict, finding, list(_rows(results)), tuple(_paragraphs(results)))
 
 
-def _first(curves: LayerCurves) -> str:
+def _first(curves: LayerCurves, seen: LayerHistory) -> str:
     """Return what came first, in words."""
-    seen = course(curves)
     if seen.begun is None:
         return (
             f"no height is taken up in {curves.steps[-1]:,} steps (the most that one gains is "
@@ -121,22 +240,20 @@ def _first(curves: LayerCurves) -> str:
     elif seen.first[0] == 1:
         how = (
             f"which comes first is not decided: H = {_and(seen.first)} come together, less than "
-            f"{APART:g} standard errors apart"
+            f"{DISTINCT:g} standard errors apart"
         )
     else:
         how = f"low-level association does not come first: H = {_and(seen.first)} before H = 1"
     return f"{how} (step {seen.begun}: {gains})"
 
 
-def _later(curves: LayerCurves) -> str:
+def _later(curves: LayerCurves, seen: LayerHistory) -> str:
     """Return what came later, in words."""
-    seen = course(curves)
-    if seen.peak is None:
+    if seen.peak is None or seen.trough is None:
         return "so there is nothing to follow"
-    assert seen.trough is not None
-    peak, trough = (curves.steps.index(step) for step in (seen.peak, seen.trough))
     if not seen.falls_back:
         return f"H = {seen.first[0]} does not fall back, so nothing takes its place"
+    peak, trough = (curves.steps.index(step) for step in (seen.peak, seen.trough))
     lowest, *others = [
         (h, f"H = {h} ({_to(own[peak], own[trough])})")
         for h, own in _by_height(curves.change.mean(-1))
@@ -180,16 +297,16 @@ def _paragraphs(results: Mapping[str, GroupResults]) -> Iterable[str]:
         "tokens, against the same network untrained; bands are two standard errors, a dot marks "
         "where a height is a tenth up."
     )
-    others = [_briefly(name, of) for name, of in results.items() if name != DECIDES]
+    others = [_summary(name, of.layers[0]) for name, of in results.items() if name != DECIDES]
     if others:
         yield f"The lowest layer of the other networks: {'; '.join(others)}."
     yield _controls(results)
     yield _entropies(results)
 
 
-def _briefly(name: str, of: GroupResults) -> str:
-    """First and last of a network's lowest layer."""
-    curves, seen = of.layers[0], of.courses[0]
+def _summary(name: str, curves: LayerCurves) -> str:
+    """Return first and last of a network's lowest layer."""
+    seen = history(curves)
     if seen.peak is None:
         return f"{name}, nothing is taken up"
     change, at = curves.change.mean(-1), curves.steps.index(seen.peak)
@@ -203,48 +320,45 @@ def _briefly(name: str, of: GroupResults) -> str:
 
 def _controls(results: Mapping[str, GroupResults]) -> str:
     """Return what untrained networks, a shuffled tree and the flat tree say."""
-    every = [curves for of in results.values() for curves in of.layers]
-    untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in every], -1)
-    wrong = np.concatenate(
-        [np.log(curves.shuffled[:, -1]).mean(-1, keepdims=True) for curves in every], -1
-    )
+    layers = [curves for of in results.values() for curves in of.layers]
+    untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in layers], -1)
+    wrong = np.exp([np.log(curves.shuffled[:, -1]).mean(-1) for curves in layers])
     spread = ", ".join(f"{np.exp(own.mean()):.2f} ± {own.std(ddof=1):.2f}" for own in untrained)
     text = (
         f"Controls: untrained networks give {spread} to H = {_and(HEIGHTS)} (mean and spread over "
         f"networks). With the tree under wrong leaves, trained ones give "
-        f"{np.exp(wrong.min()):.2f} to {np.exp(wrong.max()):.2f}."
+        f"{wrong.min():.2f} to {wrong.max():.2f}."
     )
     if not {DECIDES, "flat-3"} <= results.keys():
         return text
-    gaps = [_gap(results[name].layers[0]) for name in (DECIDES, "flat-3")]
+    (tree, tree_errors), (flat, flat_errors) = (
+        _gap(results[name].layers[0]) for name in (DECIDES, "flat-3")
+    )
     return (
-        f"{text} At the end H = 1 gets {np.exp(gaps[0][0]):.2f} times as much as H = 2 on the tree "
-        f"(layer 0 of 3; {abs(gaps[0][0]) / gaps[0][1]:.0f} standard errors from even), and "
-        f"{np.exp(gaps[1][0]):.2f} times ({abs(gaps[1][0]) / gaps[1][1]:.0f}) on the flat one, "
-        "where tokens of height 1 have no latent of their own in common."
+        f"{text} At the end H = 1 gets {np.exp(tree):.2f} times as much as H = 2 on the tree "
+        f"(layer 0 of 3; {tree_errors:.0f} standard errors from even), and {np.exp(flat):.2f} "
+        f"times ({flat_errors:.0f}) on the flat one, where tokens of height 1 have no latent of "
+        "their own in common."
     )
 
 
 def _gap(curves: LayerCurves) -> tuple[float, float]:
-    """Return the log ratio of the final gains of H = 1 and H = 2, and its standard error."""
+    """Return the log ratio of the final gains of H = 1 and H = 2, and how many errors that is."""
     gap = curves.change[0, -1] - curves.change[1, -1]
-    return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(gap.size))
+    return float(gap.mean()), float(abs(gap.mean()) / standard_error(gap))
 
 
 def _entropies(results: Mapping[str, GroupResults]) -> str:
-    parts = []
+    parts, right = [], []
     for name, of in results.items():
-        for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
+        for layer, curves, seen in of.each_layer():
             mean = curves.entropy.mean(-1)
             parts.append(
-                f"{name} layer {layer} {mean[0]:.2f} → {mean.min():.2f} (step {seen.dip}) → "
-                f"{mean[-1]:.2f}{'' if seen.bounces else ', no bounce'}"
+                f"{name} layer {layer} {mean[0]:.2f} → {mean.min():.2f} (step "
+                f"{seen.lowest_entropy}) → {mean[-1]:.2f}{'' if seen.bounces else ', no bounce'}"
             )
-    right = [
-        f"{name} {of.accuracy[-1].mean():.2f}"
-        + ("" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}")
-        for name, of in results.items()
-    ]
+        possible = "" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}"
+        right.append(f"{name} {of.accuracy[-1].mean():.2f}{possible}")
     return (
         f"Entropy of the attention, in nats: {'; '.join(parts)}. Accuracy at the end, of what is "
         f"possible: {', '.join(right)}."
@@ -254,7 +368,7 @@ def _entropies(results: Mapping[str, GroupResults]) -> str:
 def _rows(results: Mapping[str, GroupResults]) -> Iterable[dict[str, str]]:
     for name, of in results.items():
         expected = cooccurrence(of.group)
-        for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
+        for layer, curves, seen in of.each_layer():
             mean = curves.change.mean(-1)
             for i, height in enumerate(HEIGHTS):
                 extreme = int(np.abs(mean[i]).argmax())
@@ -273,25 +387,24 @@ def _rows(results: Mapping[str, GroupResults]) -> Iterable[dict[str, str]]:
                 }
 
 
-def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, list]]:
+def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, Any]]:
     """Return two tables: means and deviations over networks, and the ratio of every network."""
     heights, seeds = [], []
     for name, of in results.items():
         for layer, curves in enumerate(of.layers):
             for i, at in np.ndindex(curves.ratio.shape[:2]):
-                where = {"group": name, "layer": layer, "height": HEIGHTS[i]}
-                where["step"] = curves.steps[at]
-                measured = {
-                    "ratio": curves.ratio[i, at],
-                    "shuffled": curves.shuffled[i, at],
-                    "entropy": curves.entropy[at],
-                }
-                numbers = {}
-                for key, own in measured.items():
-                    numbers |= {key: own.mean(), f"{key}_std": own.std(ddof=1)}
-                heights.append({**where, **numbers})
-                seeds += [
-                    {**where, "seed": seed, "ratio": float(ratio)}
-                    for seed, ratio in enumerate(curves.ratio[i, at])
-                ]
-    return {"heights": columns(heights), "seeds": columns(seeds)}
+                row: dict[str, Any] = {"group": name, "layer": layer, "height": HEIGHTS[i]}
+                row["step"] = curves.steps[at]
+                for key, own in (
+                    ("ratio", curves.ratio[i, at]),
+                    ("shuffled", curves.shuffled[i, at]),
+                    ("entropy", curves.entropy[at]),
+                ):
+                    row |= {key: own.mean(), f"{key}_std": own.std(ddof=1)}
+                heights.append(row)
+            axes = {"height": HEIGHTS, "step": curves.steps, "seed": range(curves.ratio.shape[2])}
+            table = long_table(curves.ratio, "ratio", **axes)
+            count = curves.ratio.size
+            seeds.append({"group": [name] * count, "layer": [layer] * count, **table})
+    joined = {key: np.concatenate([one[key] for one in seeds]) for key in (seeds or [{}])[0]}
+    return {"heights": columns(heights), "seeds": joined}

@@ -1,7 +1,9 @@
-"""The frame of experiments that train networks: groups and their results.
+"""The frame of experiments that train networks: groups, resuming, reading what was measured.
 
-An experiment says which networks there are (cells and sizes), how they are made and measured, and
-what was published; training, resuming, reading the measurements and writing the results is here.
+An experiment says which networks there are (cells, seeds and sizes), how they are made and
+measured, and what was published. Here its groups are trained, each in a run folder of its own,
+`groups/NAME`, which is skipped when it is done and resumed when it was stopped; and here the
+metrics of the groups that are done become arrays and tables.
 """
 
 import contextlib
@@ -12,15 +14,13 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from joma.common.files import write_bytes
 from joma.data import Batch
 from joma.errors import JomaError
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
-from joma.models import TransformerConfig
-from joma.models.full_speed import FastTransformer
+from joma.experiments._experiment import Request
+from joma.models import Transformer, TransformerConfig
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit_together
 
@@ -102,7 +102,7 @@ class TransformerGroup:
         size: The size of the experiment.
         config: The networks.
         seeds: The seed of each network.
-        optimizer: Makes the optimizer from the parameters.
+        optimizer: Makes the optimizer from the parameters and the learning rate.
         sample: Returns the batch of a step.
         request: What was asked of the experiment.
         gpu_precision: Precision of products and activations on a GPU; on a CPU it is float32.
@@ -120,18 +120,13 @@ class TransformerGroup:
         gpu_precision: Any = "bfloat16",
     ) -> None:
         self.run = run
-        model = FastTransformer(config, seeds, device=request.device)
-        precision = gpu_precision if request.device == "cuda" else "float32"
+        model = Transformer(config, seeds, device=request.device)
         self.ensemble = Ensemble(
             model,
             optimizer(model.named_parameters(), size.learning_rate),
             sample,
-            precision=precision,
+            precision=gpu_precision if request.device == "cuda" else "float32",
         )
-        if precision == "bfloat16":
-            batch = sample(0)
-            with self.ensemble.computing():
-                model.check_kernels(batch.tokens, leading=batch.leading)
 
     def log(self, step: int, name: str, values: Tensor, **where: Any) -> None:
         """Log a number of each network to the metrics of the run."""
@@ -177,12 +172,17 @@ def train_groups(
         others: Experiments with the same groups; what a run of theirs in a folder next to this one
             has done is not done again: its metrics are copied.
     """
-    opened = [(group, _open(run, group, size, measure_at, request)) for group in groups]
-    left = [
-        (group, own)
-        for group, own in opened
-        if own is not None and not any(_copy_metrics(own, it) for it in _same(run, own, others))
-    ]
+    settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
+    left: list[tuple[NetworkGroup, Run]] = []
+    for group in groups:
+        members = [{"cell": cell, "seed": seed} for cell, seed in group.members]
+        config = {**settings, "measure_at": measure_at, "members": members, "group": group.name}
+        folder = run.path / "groups" / group.name
+        own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
+        if groups_done(run, [group.name]):
+            own.checkpoints.clear()  # in case it was killed just before it did
+        elif not any(_copy_metrics(own, other) for other in _done_elsewhere(run, own, others)):
+            left.append((group, own))
     shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
     for together in [shared, *([one] for one in left if one not in shared)]:
         if together:
@@ -214,23 +214,47 @@ def train_cells(
     train_groups(run, map(group, request.groups or groups), size, size.measure_at, request)
 
 
-def _open(
-    run: Run, group: NetworkGroup, size: Any, measure_at: Sequence[int], request: Request
-) -> Run | None:
-    """Return the group's run, if anything is left to be trained in it."""
-    settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
-    members = [{"cell": cell, "seed": seed} for cell, seed in group.members]
-    # "looks" is what earlier versions called the measurements; their runs resume.
-    config = {**settings, "looks": measure_at, "members": members, "group": group.name}
-    folder = run.path / "groups" / group.name
-    own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
-    if groups_done(run, [group.name]):
-        own.checkpoints.clear()  # in case it was killed just before it did
-        return None
-    return own
+def _train(
+    groups: Sequence[tuple[NetworkGroup, Run]], measure_at: Sequence[int], request: Request
+) -> None:
+    on_gpu = request.device == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    names = ", ".join(group.name for group, _ in groups)
+    done = dict.fromkeys((group.name for group, _ in groups), 0)
+
+    def training(group: NetworkGroup, own: Run, networks: GroupTraining) -> Training:
+        def report(step: int, steps: int) -> None:
+            done[group.name] = step
+            request.progress(f"train {names}", sum(done.values()), len(done) * steps)
+
+        return Training(
+            networks.ensemble,
+            own,
+            measure_at[-1],
+            measure=networks.measure,
+            measure_at=measure_at,
+            progress=report,
+        )
+
+    prepared = [group.prepare(own) for group, own in groups]
+    ended = fit_together(
+        [training(*one, networks) for one, networks in zip(groups, prepared, strict=True)]
+    )
+    for (_, own), networks, fit in zip(groups, prepared, ended, strict=True):
+        outcome = {
+            "status": "done",
+            "device": request.device,
+            "precision": networks.ensemble.precision,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+            "together": len(groups),
+            **asdict(fit),
+        }
+        own.write_json("outcome", outcome)
+        own.checkpoints.clear()  # they serve to resume, and are large
 
 
-def _same(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
+def _done_elsewhere(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
     """Yield the runs of a group next to this one that are done with the same settings."""
     name = own.config["group"]
     for experiment in others:
@@ -239,49 +263,6 @@ def _same(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
                 for group in groups_done(Run.open(folder), [name]).values():
                     if {**group.config, "name": own.config["name"]} == own.config:
                         yield group
-
-
-def _train(
-    groups: Sequence[tuple[NetworkGroup, Run]], measure_at: Sequence[int], request: Request
-) -> None:
-    if request.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    names = ", ".join(group.name for group, _ in groups)
-    done = dict.fromkeys((group.name for group, _ in groups), 0)
-
-    def report_of(name: str) -> Callable[[int, int], None]:
-        def report(step: int, steps: int) -> None:
-            done[name] = step
-            request.progress(f"train {names}", sum(done.values()), len(done) * steps)
-
-        return report
-
-    prepared = [group.prepare(own) for group, own in groups]
-    trainings = [
-        Training(
-            networks.ensemble,
-            own,
-            measure_at[-1],
-            measure=networks.measure,
-            measure_at=measure_at,
-            progress=report_of(group.name),
-        )
-        for (group, own), networks in zip(groups, prepared, strict=True)
-    ]
-    for (_, own), networks, ended in zip(groups, prepared, fit_together(trainings), strict=True):
-        peak = torch.cuda.max_memory_allocated() / 2**30 if request.device == "cuda" else None
-        own.write_json(
-            "outcome",
-            {
-                "status": "done",
-                "device": request.device,
-                "precision": networks.ensemble.precision,
-                "peak_gib": peak,
-                "together": len(groups),
-                **asdict(ended),
-            },
-        )
-        own.checkpoints.clear()  # they serve to resume, and are large
 
 
 def _copy_metrics(own: Run, other: Run) -> bool:
@@ -360,22 +341,29 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-def mean_and_std(values: np.ndarray) -> str:
-    """Return the mean over networks and its spread, as a table has it."""
-    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+def long_table(values: np.ndarray, name: str, **axes: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return an array as a table with a row for each number.
+
+    Args:
+        values: The numbers.
+        name: What the column of numbers is called.
+        **axes: The labels along each axis of the array, in order.
+    """
+    places = np.indices(values.shape).reshape(values.ndim, -1)
+    labels = zip(axes.items(), places, strict=True)
+    return {
+        **{axis: np.asarray(own)[place] for (axis, own), place in labels},
+        name: values.ravel(),
+    }
 
 
-def write_results(
-    run: Run,
-    experiment: Experiment,
-    outcome: Outcome,
-    figure: Figure | None,
-    tables: Mapping[str, Mapping[str, Any]],
-    **summary: Any,
-) -> None:
-    """Write what an experiment found to its run folder: tables, `summary.json` and the figure."""
-    for name, table in tables.items():
-        run.write_table(name, table)
-    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
-    if figure is not None:
-        publish(run, experiment, figure, outcome)
+def mean_and_std(values: np.ndarray, digits: int = 2) -> str:
+    """Return the mean over networks and, of several, its spread, as a table has it."""
+    if len(values) < 2:
+        return f"{values.mean():.{digits}f}"
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
+
+
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Return the standard error of the mean over seeds, the last axis."""
+    return values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
