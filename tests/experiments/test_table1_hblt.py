@@ -82,28 +82,6 @@ class TestVerdict:
     def test_a_clear_gain_is_one_beyond_the_seeds(self, results: CellResults, rows: int):
         assert f"the seed std in {rows} of 36 rows" in judge(results).finding
 
-    def test_where_and_when_training_adds_follows_the_numbers(self):
-        top_down, bottom_up = made_up(0.5, 0.7), made_up(0.5, 0.7)
-        for name in ("ncorr", "held_out_samples"):
-            late, early = top_down.by_level[name], bottom_up.by_level[name]
-            late[:, 0, 1] = late[:, 0, 0]  # the lowest level comes after the others, and gains less
-            late[:, 0, 2] = late[:, 0, 0] + 0.1
-            early[:, 0, 1:] = early[:, 0, :1] + 0.3  # comes before them, and gains more
-            early[:, 1:, 1] = early[:, 1:, 0]
-        late, early = judge(top_down), judge(bottom_up)
-        assert "and gains more in 0." in late.finding
-        assert (
-            "earlier measurement in 0, at the same in 12 and at a later one in 12; no order"
-            in (late.paragraphs[1])
-        )
-        assert "and gains more in 12." in early.finding
-        assert (
-            "earlier measurement in 12, at the same in 12 and at a later one in 0; no order"
-            in (early.paragraphs[1])
-        )
-        assert "no order can be seen" in judge(made_up(0.5, 0.7)).paragraphs[1]
-        assert "in no pair training clearly adds to both" in judge(made_up(0.6, 0.6)).paragraphs[1]
-
     def test_one_depth_alone(self):
         whole = made_up(0.5, 0.7)
         cells = whole.cells[:4]

@@ -254,11 +254,6 @@ class Experiment:
     needs: str = ""
     estimate: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
-    @property
-    def comparable(self) -> bool:
-        """Whether it can be compared with recorded results."""
-        return bool(self.reference)
-
     def reproduce(self, run: "Run", request: Request) -> Outcome:
         """Make the data and the figures in a run folder, as requested."""
         return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
@@ -284,8 +279,13 @@ class Experiment:
             raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
-        if reference is not None:
-            self._check_reference(reference)
+        if reference is not None and not self.reference:
+            raise JomaError(
+                f"reference must not be given for {self.name}, which has no recorded results to "
+                f"compare with, got '{reference}'"
+            )
+        if reference is not None and not reference.is_dir():
+            raise JomaError(f"reference must be a folder with recorded results, got '{reference}'")
         groups = tuple(groups)
         if scale:
             self._check("scale", scale, self.scales)
@@ -312,15 +312,6 @@ class Experiment:
             name: option.checked(given[name]) if name in given else option.at(scale)
             for name, option in named.items()
         }
-
-    def _check_reference(self, given: Path) -> None:
-        if not self.comparable:
-            raise JomaError(
-                f"reference must not be given for {self.name}, which has no recorded results to "
-                f"compare with, got '{given}'"
-            )
-        if not given.is_dir():
-            raise JomaError(f"reference must be a folder with recorded results, got '{given}'")
 
     def _check(self, what: str, given: str, available: Iterable[str]) -> None:
         names = ", ".join(available)

@@ -1,6 +1,6 @@
 """The picture of GaLore's experiment, and the order of its work."""
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,6 @@ from joma.experiments.galore import EXPERIMENT
 from joma.experiments.galore.findings import judge
 from joma.experiments.galore.results import (
     GaloreResults,
-    Variant,
     best_rates,
     collect,
     tables,
@@ -31,6 +30,11 @@ _COLORS = {
     "galore": figures.BLUE,
     "svd": figures.SKY,
     "lora": figures.VERMILLION,
+}
+_SWEEPS = {
+    "ranks": ("Rank", "rank"),
+    "gaps": ("Steps between refreshes", "gap"),
+    "warm-lora": ("LoRA from a checkpoint", "step of the checkpoint"),
 }
 _MARKERS = {"full": "s", "galore": "o", "svd": "x", "lora": "^"}
 
@@ -69,10 +73,8 @@ def draw(results: GaloreResults) -> Figure:
         _draw_gradient_rank,
         _draw_captured,
         _draw_weights,
-        *([_draw_ranks] if variants(results, "ranks") else []),
-        *([_draw_gaps] if variants(results, "gaps") else []),
+        *(partial(_draw_sweep, group=one) for one in _SWEEPS if variants(results, one)),
         *([_draw_moments] if variants(results, "moments") else []),
-        *([_draw_warm] if variants(results, "warm-lora") else []),
     ]
     wide = 3
     rows = -(-len(panels) // wide)
@@ -213,31 +215,9 @@ def _draw_weights(ax: Axes, results: GaloreResults) -> None:
     )
 
 
-def _draw_ranks(ax: Axes, results: GaloreResults) -> None:
-    found = variants(results, "ranks")
-    _points(ax, results, found, [one.value for one in found])
-    ax.set(title="Rank", xlabel="rank", xscale="log", ylabel="last loss")
-    ax.set_xticks([one.value for one in found], [f"{one.value:g}" for one in found])
-    ax.minorticks_off()
-
-
-def _draw_gaps(ax: Axes, results: GaloreResults) -> None:
-    found = variants(results, "gaps")
-    _points(ax, results, found, range(len(found)))
-    ax.set_xticks(range(len(found)), [one.label.removeprefix("gap ") for one in found])
-    ax.set(title="Steps between refreshes", xlabel="gap", ylabel="last loss")
-
-
-def _draw_warm(ax: Axes, results: GaloreResults) -> None:
-    found = variants(results, "warm-lora")
-    _points(ax, results, found, range(len(found)))
-    ax.set_xticks(range(len(found)), [f"{one.value:g}" for one in found])
-    ax.set(title="LoRA from a checkpoint", xlabel="step of the checkpoint", ylabel="last loss")
-
-
-def _points(
-    ax: Axes, results: GaloreResults, found: list[Variant], places: Sequence[float]
-) -> None:
+def _draw_sweep(ax: Axes, results: GaloreResults, group: str) -> None:
+    found = variants(results, group)
+    places = range(len(found))
     for place, one in zip(places, found, strict=True):
         ax.plot(np.full(len(one.losses), place), one.losses, ".", color=figures.SKY, ms=7)
     means = [np.nanmean(one.losses) for one in found]
@@ -245,6 +225,9 @@ def _points(
     full = float(np.nanmean(results.losses("full")))
     ax.axhline(full, color=figures.BLACK, lw=1, label="full rank")
     ax.legend(fontsize=7.5)
+    ax.set_xticks(places, [one.label.split()[-1] for one in found])
+    title, label = _SWEEPS[group]
+    ax.set(title=title, xlabel=label, ylabel="last loss")
 
 
 def _draw_moments(ax: Axes, results: GaloreResults) -> None:

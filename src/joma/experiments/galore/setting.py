@@ -1,7 +1,7 @@
 """The networks of the experiment, which of them each group trains, and how large they are made."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 Method = Literal["full", "galore", "svd", "lora"]
@@ -59,6 +59,11 @@ class LearningRate(NamedTuple):
         )
 
 
+_FULL_RATE = LearningRate(2e-2, SCALE / 4)
+_LOW_RANK_RATE = LearningRate(2e-2, SCALE)
+_TINY_RATE = LearningRate(1e-2, SCALE)
+
+
 @dataclass(frozen=True)
 class GaLoreNetwork:
     """One network to train.
@@ -99,6 +104,8 @@ class GaLoreNetwork:
 class GaloreSize:
     """How large the networks are made, how long they are trained, and what is compared.
 
+    The defaults are those of the full scale.
+
     Attributes:
         corpus: The text.
         width: Width of the residual stream.
@@ -126,27 +133,32 @@ class GaloreSize:
         variant_seeds: Networks of each kind in sweeps and of LoRA; `seeds` where it is 0.
     """
 
-    corpus: str
-    width: int
-    hidden: int
-    layers: int
-    heads: int
-    window: int
-    batch: int
-    steps: int
-    valid_windows: int
-    evaluations: int
-    studied: tuple[int, ...]
-    lags: tuple[int, ...]
-    seeds: int
-    rates: Mapping[str, tuple[LearningRate, ...]]
-    rank: int
-    gap: int
-    climb: bool = False
-    ranks: tuple[int, ...] = ()
-    gaps: tuple[int, ...] = ()
-    moments: tuple[str, ...] = ()
-    switches: tuple[int, ...] = ()
+    corpus: str = "wikitext-2"
+    width: int = 256
+    hidden: int = 688
+    layers: int = 6
+    heads: int = 4
+    window: int = 256
+    batch: int = 64
+    steps: int = 2000
+    valid_windows: int = 512
+    evaluations: int = 20
+    studied: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 1500)
+    lags: tuple[int, ...] = (1, 10, 50, 200)
+    seeds: int = 3
+    rates: Mapping[str, tuple[LearningRate, ...]] = field(
+        default_factory=lambda: {
+            "full": (_FULL_RATE,),
+            **dict.fromkeys(("galore", "svd", "lora"), (_LOW_RANK_RATE,)),
+        }
+    )
+    rank: int = 64
+    gap: int = 200
+    climb: bool = True
+    ranks: tuple[int, ...] = (8, 16, 32, 128)
+    gaps: tuple[int, ...] = (20, 50, 500, NEVER)
+    moments: tuple[str, ...] = ("project", "rotate", "align", "reset")
+    switches: tuple[int, ...] = (100, 300, 1000)
     variant_seeds: int = 0
 
     def with_options(self, options: Mapping[str, Any]) -> "GaloreSize":
@@ -249,10 +261,28 @@ def networks_of(
     return [size.network("galore", rate, one, **{field: v}) for one in members for v in values]
 
 
-_FULL_RATE = LearningRate(2e-2, SCALE / 4)
-_LOW_RANK_RATE = LearningRate(2e-2, SCALE)
-_TINY_RATE = LearningRate(1e-2, SCALE)
-
+_FULL = GaloreSize()
+_MEDIUM = GaloreSize(
+    width=128,
+    hidden=344,
+    layers=2,
+    window=64,
+    batch=8,
+    steps=600,
+    valid_windows=256,
+    evaluations=6,
+    studied=(0, 10, 50, 100, 200, 400),
+    lags=(1, 10, 50),
+    seeds=6,
+    rates={"full": (_FULL_RATE,), "galore": (_LOW_RANK_RATE,), "svd": (_LOW_RANK_RATE,)},
+    rank=32,
+    gap=50,
+    ranks=(16,),
+    gaps=(),
+    moments=("project", "rotate", "reset"),
+    switches=(),
+    variant_seeds=3,
+)
 SIZES = {
     "tiny": GaloreSize(
         "embedded",
@@ -276,81 +306,32 @@ SIZES = {
         },
         rank=8,
         gap=3,
+        climb=False,
         ranks=(4,),
         gaps=(2,),
-        moments=("project", "rotate", "align", "reset"),
         switches=(3,),
     ),
-    "small": GaloreSize(
-        "embedded",
-        width=128,
-        hidden=344,
+    "small": replace(
+        _MEDIUM,
+        corpus="embedded",
         layers=4,
-        heads=4,
         window=128,
         batch=16,
         steps=240,
         valid_windows=64,
         evaluations=8,
         studied=(0, 10, 50, 100, 150),
-        lags=(1, 10, 50),
         seeds=1,
         rates={
             "full": (_FULL_RATE,),
             "galore": (_LOW_RANK_RATE,),
             "lora": (LearningRate(4e-2, 0.1),),
         },
-        rank=32,
-        gap=50,
+        climb=False,
+        ranks=(),
+        moments=(),
+        variant_seeds=0,
     ),
-    "medium": GaloreSize(
-        "wikitext-2",
-        width=128,
-        hidden=344,
-        layers=2,
-        heads=4,
-        window=64,
-        batch=8,
-        steps=600,
-        valid_windows=256,
-        evaluations=6,
-        studied=(0, 10, 50, 100, 200, 400),
-        lags=(1, 10, 50),
-        seeds=6,
-        rates={"full": (_FULL_RATE,), "galore": (_LOW_RANK_RATE,), "svd": (_LOW_RANK_RATE,)},
-        rank=32,
-        gap=50,
-        climb=True,
-        ranks=(16,),
-        moments=("project", "rotate", "reset"),
-        variant_seeds=3,
-    ),
-    "full": GaloreSize(
-        "wikitext-2",
-        width=256,
-        hidden=688,
-        layers=6,
-        heads=4,
-        window=256,
-        batch=64,
-        steps=2000,
-        valid_windows=512,
-        evaluations=20,
-        studied=(0, 10, 50, 100, 200, 500, 1000, 1500),
-        lags=(1, 10, 50, 200),
-        seeds=3,
-        rates={
-            "full": (_FULL_RATE,),
-            "galore": (_LOW_RANK_RATE,),
-            "svd": (_LOW_RANK_RATE,),
-            "lora": (_LOW_RANK_RATE,),
-        },
-        rank=64,
-        gap=200,
-        climb=True,
-        ranks=(8, 16, 32, 128),
-        gaps=(20, 50, 500, NEVER),
-        moments=("project", "rotate", "align", "reset"),
-        switches=(100, 300, 1000),
-    ),
+    "medium": _MEDIUM,
+    "full": _FULL,
 }

@@ -77,8 +77,6 @@ class LayerHistory:
         trough: The step at which it has; the same step where it never falls.
         falls_back: Whether that is more than the error.
         followers: The heights above that one that rise between the two.
-        lowest_entropy: The step of the lowest entropy.
-        bounces: Whether the entropy falls to it and rises again.
     """
 
     first: tuple[int, ...]
@@ -88,8 +86,6 @@ class LayerHistory:
     trough: int | None
     falls_back: bool
     followers: tuple[int, ...]
-    lowest_entropy: int
-    bounces: bool
 
     @property
     def low_first(self) -> bool:
@@ -99,13 +95,11 @@ class LayerHistory:
 
 def history(curves: LayerCurves) -> LayerHistory:
     """Return what happened in a layer."""
-    change, steps, entropy = curves.change, curves.steps, curves.entropy
+    change, steps = curves.change, curves.steps
     up = (change.mean(-1) >= TAKEN_UP) & _is_sure(change)
     taken_up = tuple(steps[int(own.argmax())] if own.any() else None for own in up)
-    low = int(entropy.mean(-1).argmin())
-    bounces = bool(_is_sure(entropy[0] - entropy[low]) and _is_sure(entropy[-1] - entropy[low]))
     if not up.any():
-        return LayerHistory((), None, taken_up, None, None, False, (), steps[low], bounces)
+        return LayerHistory((), None, taken_up, None, None, False, ())
     begun = int(up.any(0).argmax())
     now = change[:, begun]
     ahead = int(np.where(up[:, begun], now.mean(-1), -np.inf).argmax())
@@ -123,8 +117,6 @@ def history(curves: LayerCurves) -> LayerHistory:
         trough=steps[trough],
         falls_back=bool(_is_sure(-later[lowest])),
         followers=tuple(h for h, rise in rises if rise and h > first[0]),
-        lowest_entropy=steps[low],
-        bounces=bounces,
     )
 
 
@@ -157,10 +149,6 @@ class GroupResults:
     layers: tuple[LayerCurves, ...]
     accuracy: np.ndarray
     best_accuracy: float
-
-    def each_layer(self) -> Iterable[tuple[int, LayerCurves, LayerHistory]]:
-        """Return number, curves and history of each layer."""
-        return ((n, curves, history(curves)) for n, curves in enumerate(self.layers))
 
 
 def collect(run: Run, size: HierarchySize) -> dict[str, GroupResults]:
@@ -297,25 +285,13 @@ def _paragraphs(results: Mapping[str, GroupResults]) -> Iterable[str]:
         "tokens, against the same network untrained; bands are two standard errors, a dot marks "
         "where a height is a tenth up."
     )
-    others = [_summary(name, of.layers[0]) for name, of in results.items() if name != DECIDES]
-    if others:
-        yield f"The lowest layer of the other networks: {'; '.join(others)}."
     yield _controls(results)
-    yield _entropies(results)
-
-
-def _summary(name: str, curves: LayerCurves) -> str:
-    """Return first and last of a network's lowest layer."""
-    seen = history(curves)
-    if seen.peak is None:
-        return f"{name}, nothing is taken up"
-    change, at = curves.change.mean(-1), curves.steps.index(seen.peak)
-    first = f"{name}, first H = {_and(seen.first)}{' together' * (len(seen.first) > 1)}"
-    if not seen.falls_back:
-        ends = ", ".join(f"H = {h} ×{np.exp(own[-1]):.2f}" for h, own in _by_height(change))
-        return f"{first} (step {seen.begun}), at the end {ends}"
-    ends = ", ".join(f"H = {h} {_to(own[at], own[-1])}" for h, own in _by_height(change))
-    return f"{first} (step {seen.begun}), from step {seen.peak} to the end {ends}"
+    right = [
+        f"{name} {of.accuracy[-1].mean():.2f}"
+        + ("" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}")
+        for name, of in results.items()
+    ]
+    yield f"Accuracy at the end, of what is possible: {', '.join(right)}."
 
 
 def _controls(results: Mapping[str, GroupResults]) -> str:
@@ -348,28 +324,11 @@ def _gap(curves: LayerCurves) -> tuple[float, float]:
     return float(gap.mean()), float(abs(gap.mean()) / standard_error(gap))
 
 
-def _entropies(results: Mapping[str, GroupResults]) -> str:
-    parts, right = [], []
-    for name, of in results.items():
-        for layer, curves, seen in of.each_layer():
-            mean = curves.entropy.mean(-1)
-            parts.append(
-                f"{name} layer {layer} {mean[0]:.2f} → {mean.min():.2f} (step "
-                f"{seen.lowest_entropy}) → {mean[-1]:.2f}{'' if seen.bounces else ', no bounce'}"
-            )
-        possible = "" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}"
-        right.append(f"{name} {of.accuracy[-1].mean():.2f}{possible}")
-    return (
-        f"Entropy of the attention, in nats: {'; '.join(parts)}. Accuracy at the end, of what is "
-        f"possible: {', '.join(right)}."
-    )
-
-
 def _rows(results: Mapping[str, GroupResults]) -> Iterable[dict[str, str]]:
     for name, of in results.items():
         expected = cooccurrence(of.group)
-        for layer, curves, seen in of.each_layer():
-            mean = curves.change.mean(-1)
+        for layer, curves in enumerate(of.layers):
+            seen, mean = history(curves), curves.change.mean(-1)
             for i, height in enumerate(HEIGHTS):
                 extreme = int(np.abs(mean[i]).argmax())
                 taken_up = seen.taken_up[i]

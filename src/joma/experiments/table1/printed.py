@@ -17,7 +17,6 @@ from joma.experiments._frame import (
     NetworkCell,
     NetworkSize,
     TransformerGroup,
-    standard_error,
     train_cells,
 )
 from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1, figure
@@ -45,9 +44,6 @@ CLOSE = 0.05
 
 ENOUGH = 20 / 24
 """Of the published numbers must be that close."""
-
-SURE = 3.0
-"""How many standard errors a change of NCorr in training must have to be named."""
 
 MEASURES = (
     "ncorr",
@@ -336,28 +332,9 @@ def _what_it_shows(results: CellResults) -> str:
         changes.append(f"{begin}: training changes {what} by {shown}.")
     by_samples = results.mean("held_out_samples")[:, :2].mean(0)
     return (
-        f"{changes[0]} {_by_cell(results)} {changes[1]} Controls over samples cannot tell: on the "
+        f"{changes[0]} {changes[1]} Controls over samples cannot tell: on the "
         f"other half of the samples the chosen nodes read {by_samples[0]:.2f} and "
         f"{by_samples[1]:.2f}, for every half of the samples has every input."
-    )
-
-
-def _by_cell(results: CellResults) -> str:
-    """Return in which cells training changes NCorr, network by network, beyond its error."""
-    change = results.at("ncorr") - results.at("ncorr", 0)
-    mean = change.mean(-1)
-    error = np.maximum(standard_error(change), 1e-6)  # networks that move alike to rounding
-    found = [
-        f"{cell.name} {mean[i, s]:+.2f} at s = {s} ({abs(mean[i, s]) / error[i, s]:.0f})"
-        for i, cell in enumerate(results.cells)
-        for s in range(2)
-        if abs(mean[i, s]) > max(SURE * error[i, s], 0.01)
-    ]
-    if not found:
-        return f"In no cell is the change more than {SURE:g} standard errors."
-    return (
-        f"By more than {SURE:g} standard errors (their number in brackets) in {len(found)} of "
-        f"{mean[:, :2].size}: {', '.join(found)}."
     )
 
 

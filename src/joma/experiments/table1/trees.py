@@ -221,7 +221,6 @@ class Learned:
         after: The same, trained.
         possible: What a perfect observer of the sequence gets.
         raised: Whether the gain is clear.
-        curve: NCorr at every measurement, mean over seeds, (rows, steps).
         pairs: Those of the rows whose next row is the next higher level of the same cell.
     """
 
@@ -230,7 +229,6 @@ class Learned:
     after: np.ndarray
     possible: np.ndarray
     raised: np.ndarray
-    curve: np.ndarray
     pairs: np.ndarray
 
     @classmethod
@@ -246,7 +244,6 @@ class Learned:
             after=held_out[:, -1].mean(-1),
             possible=results.by_level["observer"][place][:, 0].mean(-1),
             raised=gain.mean(-1) > CLEARLY * gain.std(-1, ddof=1),
-            curve=results.by_level["ncorr"][place].mean(-1),
             pairs=np.array([n for n, (i, _) in enumerate(rows[:-1]) if rows[n + 1][0] == i], int),
         )
 
@@ -278,7 +275,6 @@ def judge(results: CellResults, samples: int) -> Outcome:
         table=list(_rows(results, learned)),
         paragraphs=(
             _by_depth(results, learned),
-            _order(results, learned),
             _controls(results, learned, samples),
         ),
     )
@@ -320,36 +316,6 @@ def _by_depth(results: CellResults, learned: Learned) -> str:
         f"{results.steps[-1]:,} steps, {right[0]:.0%} before; the best guess from the sequence is "
         f"right in {best.mean():.0%}, as {CLASSES} classes share {min(CLASSES, 2**BRANCHING)} "
         f"settings of the {BRANCHING} top latents."
-    )
-
-
-def _order(results: CellResults, learned: Learned) -> str:
-    """Return whether lower levels are learned earlier than those above them.
-
-    A level is half learned at the first measurement at which NCorr has half of what it gains.
-    """
-    undecided = "Which level is learned first cannot be decided: "
-    pairs, raised, curve = learned.pairs, learned.raised, learned.curve
-    if not len(pairs):
-        return f"{undecided}no tree here has two."
-    both = pairs[raised[pairs] & raised[pairs + 1]]
-    if not len(both):
-        return f"{undecided}of two neighbouring ones, in no pair training clearly adds to both."
-    half_way = (curve >= (curve[:, :1] + curve[:, -1:]) / 2).argmax(-1)
-    later = half_way[both + 1] - half_way[both]
-    earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
-    verdict = "no order can be seen"
-    if 2 * max(earlier, after) > len(both):
-        verdict = f"the {'lower' if earlier > after else 'upper'} level comes first"
-    before = int(np.searchsorted(results.steps, results.steps[-1] / 2))
-    late = (curve[:, -1] - curve[:, before])[raised]
-    whole = (curve[:, -1] - curve[:, 0])[raised]
-    return (
-        f"Which level is learned first, each in the layer of its number: in the {len(both)} pairs "
-        f"of neighbouring ones where training clearly adds to both, the lower one has half of its "
-        f"gain at an earlier measurement in {earlier}, at the same in {same} and at a later one in "
-        f"{after}; {verdict}. Half is of what is gained by step {results.steps[-1]:,}: "
-        f"{late.sum() / whole.sum():.0%} of all gains come after step {results.steps[before]:,}."
     )
 
 
