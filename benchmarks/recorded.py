@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import recorded as recordings
-from joma.experiments.language.curves import EntropyCurves, Key
+from joma.experiments.language.curves import EntropyCurves, Key, read_recorded
 from joma.train.findings import attention_bounce
 
 GROUPS: tuple[tuple[str, Callable[[EntropyCurves], bool]], ...] = (
@@ -59,7 +58,7 @@ def apart(own: EntropyCurves) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    recorded = recordings.read(parser.parse_args().folder)
+    recorded = read_recorded(parser.parse_args().folder)
     print_bounces(recorded)
     print("\n| learning rate | networks with a layer that collapses |\n|---|---|")
     for rate in sorted({rate for _, rate in recorded}):

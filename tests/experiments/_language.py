@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import findings, recorded
-from joma.experiments.language.curves import EntropyCurves, Key
+from joma.experiments.language import findings
+from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
 from joma.experiments.language.setting import (
     SIZES,
     WIKITEXT_2,
@@ -82,6 +82,6 @@ def write_reference(folder: Path, shown: dict[Key, EntropyCurves]) -> Path:
                 entropy += [
                     f"{place},{layer},{own.entropy[layer, row, seed]}" for layer in range(depth)
                 ]
-    (folder / recorded.ENTROPY).write_text("\n".join(entropy) + "\n")
-    (folder / recorded.LOSS).write_text("\n".join(loss) + "\n")
+    (folder / ENTROPY_FILE).write_text("\n".join(entropy) + "\n")
+    (folder / LOSS_FILE).write_text("\n".join(loss) + "\n")
     return folder

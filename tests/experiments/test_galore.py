@@ -11,8 +11,7 @@ from torch import nn
 from joma.common.paired import paired
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.galore import findings, networks, results, training
-from joma.experiments.galore.networks import LoRALinear, add_lora
+from joma.experiments.galore import findings, results, training
 from joma.experiments.galore.results import GaloreResults, Variant
 from joma.experiments.galore.setting import (
     GROUPS,
@@ -22,6 +21,7 @@ from joma.experiments.galore.setting import (
     networks_of,
     tuning,
 )
+from joma.experiments.galore.training import LoRALinear, add_lora
 from joma.runs import Run
 
 EXPERIMENT = EXPERIMENTS["galore"]
@@ -119,10 +119,10 @@ def test_networks_of_one_seed_start_alike_and_read_the_same_text(run: Run):
 
 def test_the_state_is_counted_as_it_is(run: Run):
     found = results.collect(run, TINY)
-    model = networks.make_model(TINY, 0, "cpu")
+    model = training.make_model(TINY, 0, "cpu")
     everything = sum(one.numel() for one in model.parameters())
     assert found.outcome("full")["state_bytes"] == 2 * 4 * everything
-    inside = networks.matrices(model)
+    inside = training.matrices(model)
     rest = everything - sum(one.numel() for one in inside.values())
     rank = TINY.rank
     low = sum(rank * (min(one.shape) + 2 * max(one.shape)) for one in inside.values())
@@ -133,23 +133,23 @@ def test_the_state_is_counted_as_it_is(run: Run):
 
 class TestLoRA:
     def test_it_starts_from_a_checkpoint_and_freezes_it(self):
-        text = networks.load_text(TINY, "cpu")
+        text = training.load_text(TINY, "cpu")
         batch = text.batch(0, 0, 4)
-        model: Any = networks.make_model(TINY, 3, "cpu")
-        optimizer = networks.make_optimizer(model, GaLoreNetwork("full", LearningRate(1e-2)), "cpu")
+        model: Any = training.make_model(TINY, 3, "cpu")
+        optimizer = training.make_optimizer(model, GaLoreNetwork("full", LearningRate(1e-2)), "cpu")
         for step in range(3):
-            networks.loss_of(model, text.batch(0, step, 4)).backward()
+            training.loss_of(model, text.batch(0, step, 4)).backward()
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            checkpoint = networks.loss_of(model, batch)
-        inside = {name: one.detach().clone() for name, one in networks.matrices(model).items()}
+            checkpoint = training.loss_of(model, batch)
+        inside = {name: one.detach().clone() for name, one in training.matrices(model).items()}
         add_lora(model, 4, seed=0)
         with torch.no_grad():
-            assert torch.equal(networks.loss_of(model, batch), checkpoint)
-        optimizer = networks.make_optimizer(model, TINY.network("lora", LOW), "cpu")
+            assert torch.equal(training.loss_of(model, batch), checkpoint)
+        optimizer = training.make_optimizer(model, TINY.network("lora", LOW), "cpu")
         for _ in range(3):
-            networks.loss_of(model, batch).backward()
+            training.loss_of(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
         for name, one in inside.items():
@@ -159,7 +159,7 @@ class TestLoRA:
             change = layer.up @ layer.down
             assert torch.linalg.matrix_rank(change.detach()) <= 4
             assert change.abs().max() > 0
-        assert networks.loss_of(model, batch) < checkpoint
+        assert training.loss_of(model, batch) < checkpoint
 
     def test_a_switched_network_begins_as_full_rank(self, run: Run):
         found = results.collect(run, TINY)
@@ -294,7 +294,7 @@ class TestVerdict:
 
 
 def test_the_schedule_rises_and_falls():
-    rates = [networks.schedule(step / 100) for step in range(101)]
+    rates = [training.schedule(step / 100) for step in range(101)]
     assert rates[5] == pytest.approx(0.5)
     assert max(rates) == rates[10] == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(0.1)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import galore_peer
 
 from joma.experiments import EXPERIMENTS
-from joma.experiments.galore import findings, networks, results, training
+from joma.experiments.galore import findings, results, training
 from joma.experiments.galore.figure import paired_differences
 from joma.experiments.galore.results import GaloreResults
 from joma.experiments.galore.setting import (
@@ -121,7 +121,7 @@ def test_where_a_measure_goes_and_its_highest_are_said():
 def test_the_peer_package_moves_as_our_svd(tmp_path):
     network = TINY.network("svd", LearningRate(1e-2, 0.25))
     losses = []
-    for name, make in (("ours", networks.make_optimizer), ("peer", galore_peer.peer_optimizer)):
+    for name, make in (("ours", training.make_optimizer), ("peer", galore_peer.peer_optimizer)):
         request = EXPERIMENTS["galore"].request(scale="tiny")
         training.train_network(tmp_path / name, network, TINY, request, make=make)
         losses.append(Run.open(tmp_path / name).metrics.read("loss")["value"])

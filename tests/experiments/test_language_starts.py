@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joma.experiments.language import recorded as recordings
-from joma.experiments.language import training
+from joma.experiments.language import curves, training
 from joma.experiments.language.setting import DEPTHS, SIZES, WATCHED
 from joma.experiments.language.training import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
@@ -73,7 +72,7 @@ def test_they_begin_as_the_recorded_networks(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path))
     text, size = training.load(SIZES["full"]), SIZES["full"]
-    recorded = recordings.read(SHARED / "reference")
+    recorded = curves.read_recorded(SHARED / "reference")
     tokens, targets, weights = text.valid.at(WATCHED)
     one = slice(0, 1)  # the first stream
     for depth in DEPTHS:

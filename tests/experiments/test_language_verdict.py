@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from joma.experiments import Verdict
+from joma.experiments.language import curves as recordings
 from joma.experiments.language import figure as figures
 from joma.experiments.language import findings
-from joma.experiments.language import recorded as recordings
 from joma.experiments.language.curves import EntropyCurves
 from joma.experiments.language.setting import DEPTHS, RATES
 from tests.experiments._language import FULL, curves, depths, rates, write_reference
@@ -114,7 +114,7 @@ class TestVerdict:
 class TestReference:
     def test_what_was_written_is_read(self, tmp_path):
         expected = {(2, 1e-4): curves(2), (5, 1e-3): curves(5, 1e-3)}
-        found = recordings.read(write_reference(tmp_path / "r", expected))
+        found = recordings.read_recorded(write_reference(tmp_path / "r", expected))
         assert found.keys() == expected.keys()
         for key, own in expected.items():
             assert found[key].steps == own.steps
@@ -134,17 +134,17 @@ class TestReference:
     )
     def test_a_damaged_record_gets_one_sentence(self, tmp_path, change, sentence: str):
         folder = write_reference(tmp_path / "r", {(2, 1e-4): curves(2)})
-        file = folder / recordings.ENTROPY
+        file = folder / recordings.ENTROPY_FILE
         file.write_text(change(file.read_text()))
         with pytest.raises(ValueError, match=f"^reference .*{sentence}"):
-            recordings.read(folder)
+            recordings.read_recorded(folder)
 
     def test_missing_or_no_text(self, tmp_path):
         with pytest.raises(ValueError, match=r"entropy\.csv cannot be read: No such file"):
-            recordings.read(tmp_path)
-        (tmp_path / recordings.ENTROPY).write_bytes(b"\xff\xfe\x00")
+            recordings.read_recorded(tmp_path)
+        (tmp_path / recordings.ENTROPY_FILE).write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ValueError, match="must be a text of comma-separated values"):
-            recordings.read(tmp_path)
+            recordings.read_recorded(tmp_path)
 
     def test_a_comparison_by_hand(self):
         recorded, ours = curves(1), curves(1, low=1.4, end=2.25)
@@ -183,9 +183,9 @@ class TestReference:
         assert not any(check.holds for check in checks)
 
     def test_the_recorded_runs_are_as_alike_as_known(self):
-        if not (SHARED / "reference" / recordings.ENTROPY).is_file():
+        if not (SHARED / "reference" / recordings.ENTROPY_FILE).is_file():
             pytest.skip("JOMA_SHARED names no folder with reference/wikitext2_entropy.csv")
-        recorded = recordings.read(SHARED / "reference")
+        recorded = recordings.read_recorded(SHARED / "reference")
         assert sum(own.seeds for own in recorded.values()) == 141
         shown = {(depth, 1e-4): recorded[depth, 1e-4] for depth in DEPTHS}
         pairs = recordings.compare(shown, recorded)

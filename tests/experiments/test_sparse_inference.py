@@ -9,8 +9,7 @@ import torch
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
 from joma.experiments.sparse_inference import findings
-from joma.experiments.sparse_inference.models import path_of, recomputed_loss, sampled
-from joma.experiments.sparse_inference.results import (
+from joma.experiments.sparse_inference.findings import (
     ModelResults,
     collect,
     held_out,
@@ -25,6 +24,7 @@ from joma.experiments.sparse_inference.setting import (
     keys_of,
     policy_of,
 )
+from joma.experiments.sparse_inference.study import path_of, recomputed_loss, sampled
 from joma.inference.quality import text_loss
 from joma.models import Loaded, SpecialTokens
 from joma.runs import Run

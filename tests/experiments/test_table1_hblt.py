@@ -57,8 +57,12 @@ def made_up(before: float, after: float, step: float = 0.1, noise: float = 0.0) 
     return CellResults(cells, steps, by_level, whole)
 
 
-def judge(results: CellResults):
-    return trees.judge(results, 100)
+def judge(results: CellResults, gains: float = 0.0):
+    """Judge results whose upper levels gain more in every layer, by `gains` for each level."""
+    levels = results.by_level["held_out_samples"][:, :, None]
+    every = np.repeat(levels, trees.LEVELS, axis=2)
+    every[:, :, :, -1] += gains * np.arange(trees.LEVELS)[:, None, None]
+    return trees.judge(results, dict.fromkeys(trees.EVERY, every), 100)
 
 
 class TestVerdict:
@@ -81,6 +85,33 @@ class TestVerdict:
     )
     def test_a_clear_gain_is_one_beyond_the_seeds(self, results: CellResults, rows: int):
         assert f"the seed std in {rows} of 36 rows" in judge(results).finding
+
+    def test_where_and_when_training_adds_follows_the_numbers(self):
+        top_down, bottom_up = made_up(0.5, 0.7), made_up(0.5, 0.7)
+        for name in ("ncorr", "held_out_samples"):
+            late, early = top_down.by_level[name], bottom_up.by_level[name]
+            late[:, 0, 1] = late[:, 0, 0]  # the lowest level comes after the others, and gains less
+            late[:, 0, 2] = late[:, 0, 0] + 0.1
+            early[:, 0, 1:] = early[:, 0, :1] + 0.3  # comes before them, and gains more
+            early[:, 1:, 1] = early[:, 1:, 0]
+        late, early = judge(top_down), judge(bottom_up)
+        assert "and gains more in 0." in late.finding
+        assert (
+            "earlier measurement in 0, at the same in 12 and at a later one in 12; no order"
+            in (late.paragraphs[1])
+        )
+        assert "and gains more in 12." in early.finding
+        assert (
+            "earlier measurement in 12, at the same in 12 and at a later one in 0; no order"
+            in (early.paragraphs[1])
+        )
+        assert "no order can be seen" in judge(made_up(0.5, 0.7)).paragraphs[1]
+        assert "in no pair training clearly adds to both" in judge(made_up(0.6, 0.6)).paragraphs[1]
+
+    def test_every_level_is_compared_in_one_layer(self):
+        words = judge(made_up(0.5, 0.7), gains=0.1).paragraphs
+        assert "depth 2: s = 0 +0.20, +0.20; class +0.30, +0.30" in words[2]
+        assert "in 44 of 44 where it is of latents, 36 of 36 where it is the class" in words[3]
 
     def test_one_depth_alone(self):
         whole = made_up(0.5, 0.7)

@@ -10,7 +10,7 @@ from joma.runs import Run, compare_metrics
 
 FOUND = {
     "table1": ("C20-N2", {"means", "seeds"}, {"table1", "table1-training"}),
-    "table1-hblt": ("L2", {"means", "seeds"}, {"table1-hblt", "table1-hblt-training"}),
+    "table1-hblt": ("L2", {"every", "means", "seeds"}, {"table1-hblt", "table1-hblt-training"}),
     "hierarchy": ("token-1", {"heights", "seeds"}, {"hierarchy", "hierarchy-one-layer"}),
     "fig6": ("depth-2", {"curves"}, {"fig6"}),
 }

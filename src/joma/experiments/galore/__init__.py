@@ -1,8 +1,8 @@
 """GaLore on a small Llama: loss, memory and time next to full rank and LoRA, and why it works.
 
-Here live the networks and their sizes (`setting`), the model, its text and the optimizer of each
-method (`networks`), the training and what is measured of gradients and weights (`training`), what
-the run folders hold (`results`), what that says (`findings`) and the picture (`figure`).
+Here live the networks and their sizes (`setting`), the model, its text, the optimizer of each
+method and what is measured of gradients and weights (`training`), what the run folders hold
+(`results`), what that says (`findings`) and the picture (`figure`).
 """
 
 from joma.experiments._experiment import Experiment, Option, Scale, corpus_option

@@ -7,7 +7,7 @@ trained with those of Fig. 6 and not again where a run of it lies next to this o
 does not show, the stable rank of the MLP's lower layers, is drawn below Fig. 6.
 
 Here live the setting (`setting`), the text, the training and what is measured on its way
-(`training`), the curves that were measured (`curves`) and recorded ones (`recorded`), what they say
+(`training`), the curves that were measured and recorded ones (`curves`), what they say
 (`findings`) and the pictures (`figure`).
 """
 

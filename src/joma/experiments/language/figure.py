@@ -13,8 +13,16 @@ from matplotlib.lines import Line2D
 
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._frame import columns
-from joma.experiments.language import FIG6, FIG8, findings, recorded, training
-from joma.experiments.language.curves import EntropyCurves, Key, collect, done
+from joma.experiments.language import FIG6, FIG8, findings, training
+from joma.experiments.language.curves import (
+    EntropyCurves,
+    Key,
+    Pair,
+    collect,
+    compare,
+    done,
+    read_recorded,
+)
 from joma.experiments.language.setting import (
     EMBEDDED,
     SIZES,
@@ -57,7 +65,7 @@ def fig6(run: Run, request: Request) -> Outcome:
     def select(curves: Shown, setting: LanguageSetting) -> Shown:
         return {key: own for key, own in curves.items() if own.rate == setting.size.learning_rate}
 
-    def check(pairs: Sequence[recorded.Pair], *_: Shown) -> list[findings.Check]:
+    def check(pairs: Sequence[Pair], *_: Shown) -> list[findings.Check]:
         return findings.check_depths(pairs)
 
     return _reproduce(run, request, FIG6, FIG8, select, findings.judge_depths, check, draw_depths)
@@ -80,10 +88,10 @@ def _reproduce(
     other: Experiment,  # has some of the same networks
     select: Callable[[Shown, LanguageSetting], Shown],
     judge: Callable[[Shown, LanguageSetting], Outcome],
-    check: Callable[[Sequence[recorded.Pair], Shown, Shown], list[findings.Check]],
+    check: Callable[[Sequence[Pair], Shown, Shown], list[findings.Check]],
     draw: Callable[[Shown, Shown], Figure | None],
 ) -> Outcome:
-    references = {} if request.reference is None else recorded.read(request.reference)
+    references = {} if request.reference is None else read_recorded(request.reference)
     text = training.load(size_of(request))
     done(run, text.setting, experiment.groups)  # refuses what was trained on another text
     groups = request.groups or experiment.groups
@@ -99,7 +107,7 @@ def _reproduce(
         )
         outcome, references = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
     elif references:
-        pairs = recorded.compare(curves, references)
+        pairs = compare(curves, references)
         words = "The recorded curves have nothing in common with these to be compared."
         checks = []
         if pairs:

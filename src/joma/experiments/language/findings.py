@@ -8,8 +8,7 @@ import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._frame import long_table, mean_and_std
-from joma.experiments.language.curves import MAX_LOSS_GAP, EntropyCurves, Key
-from joma.experiments.language.recorded import BAND, Pair
+from joma.experiments.language.curves import BAND, MAX_LOSS_GAP, EntropyCurves, Key, Pair
 from joma.experiments.language.setting import (
     DEPTHS,
     EMBEDDED,

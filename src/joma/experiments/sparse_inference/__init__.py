@@ -1,7 +1,7 @@
 """What a smaller cache costs on real models: StreamingLLM's and H2O's claims, and the probes.
 
-Here live the setting (`setting`), the models and their texts (`models`), what is measured of each
-(`study`), what that shows (`results`, `findings`) and the pictures (`figure`).
+Here live the setting (`setting`), the models, their texts and what is measured of each (`study`),
+what that shows (`findings`) and the pictures (`figure`).
 """
 
 from joma.experiments._experiment import ChoiceOption, Experiment, Scale, corpus_option

@@ -13,11 +13,12 @@ from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
 from joma.experiments._frame import columns
 from joma.experiments.sparse_inference import EXPERIMENT
-from joma.experiments.sparse_inference.findings import KEPT, judge
-from joma.experiments.sparse_inference.results import (
+from joma.experiments.sparse_inference.findings import (
+    KEPT,
     PREDICTORS,
     ModelResults,
     collect,
+    judge,
     layer_rankings,
 )
 from joma.experiments.sparse_inference.setting import (
@@ -52,7 +53,7 @@ _LINEAR = 0.01
 
 def check_needs(request: Request) -> None:
     """Raise JomaError where transformers, the text or a model that was given is missing."""
-    from joma.experiments.sparse_inference.models import path_of
+    from joma.experiments.sparse_inference.study import path_of
 
     need_transformers("sparse-inference")
     size = SIZES[request.scale].with_options(request.options)

@@ -1,6 +1,6 @@
 """Table 1 on HBLT(ρ): its trees and networks, what they show, and the verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,6 +16,9 @@ from joma.experiments._frame import (
     NetworkCell,
     NetworkSize,
     TransformerGroup,
+    columns,
+    groups_done,
+    read_metric,
     train_cells,
 )
 from joma.experiments.table1 import TABLE1_HBLT, figure
@@ -33,6 +36,8 @@ LEVELS = max(DEPTHS)
 """The most that a tree has: its latents' levels from the lowest up, and the class as the last."""
 
 BY_LEVEL = ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples", "observer")
+EVERY = ("every_ncorr", "every_held_out_samples")
+"""Names of what is measured of every level in every layer, in the metrics."""
 WHOLE = ("accuracy", "best_accuracy", "distinct")
 
 CLEARLY = 2
@@ -103,10 +108,16 @@ def reproduce(run: Run, request: Request) -> Outcome:
     size = SIZES[request.scale].with_options(request.options)
     train_cells(run, GROUPS, TreeNetworks, size, request)
     results = collect(run, GROUPS, size, LEVELS, BY_LEVEL, WHOLE)
-    outcome = judge(results, size.samples)
+    read = partial(read_metric, groups_done(run, GROUPS).values(), size.measure_at, size.seeds)
+    layers = [f"layer{layer}" for layer in range(LEVELS)]
+    every = {name: read(name, LEVELS, layers) for name in EVERY}
+    outcome = judge(results, every, size.samples)
     # A number of all levels together has s = −1.
     measured = {**results.by_level, **{name: own[:, None] for name, own in results.whole.items()}}
-    made = tables(measured, partial(_label, results))
+    made = {
+        **tables(measured, partial(_label, results)),
+        "every": _every_table(results, every),
+    }
     publish(run, TABLE1_HBLT, outcome, figure.draw_trees(results), made)
     figures.save(
         run,
@@ -128,7 +139,9 @@ class TreeNetworks(TransformerGroup):
     """The networks of one depth, and their trees.
 
     The metrics hold each network's loss at every step and, at some, the accuracy, NCorr and its
-    controls (`layer` is s); at step 0 also what a perfect observer of the sequences gets.
+    controls (`layer` is s), and both of every level in every layer of the network (`every_ncorr`
+    and `every_held_out_samples`; module "layer1" is the second layer); at step 0 also what a
+    perfect observer of the sequences gets.
     """
 
     def __init__(
@@ -167,6 +180,12 @@ class TreeNetworks(TransformerGroup):
         for s, (latents, own) in enumerate(zip(batch.latents, nodes, strict=True)):
             for name, values in self._measure_level(step, s, latents, own).items():
                 self.log(step, name, values, layer=s)
+            for layer, others in enumerate(nodes):
+                where = {"module": f"layer{layer}", "layer": s}
+                self.log(step, EVERY[0], ncorr(latents, others).mean, **where)
+                if step in self.size.controlled:
+                    chosen = held_out(latents, others, repeats=self.size.repeats)
+                    self.log(step, EVERY[1], chosen.mean, **where)
         if step == 0:
             self._log_what_is_possible()
 
@@ -221,6 +240,7 @@ class Learned:
         after: The same, trained.
         possible: What a perfect observer of the sequence gets.
         raised: Whether the gain is clear.
+        curve: NCorr at every measurement, mean over seeds, (rows, steps).
         pairs: Those of the rows whose next row is the next higher level of the same cell.
     """
 
@@ -229,6 +249,7 @@ class Learned:
     after: np.ndarray
     possible: np.ndarray
     raised: np.ndarray
+    curve: np.ndarray
     pairs: np.ndarray
 
     @classmethod
@@ -244,15 +265,18 @@ class Learned:
             after=held_out[:, -1].mean(-1),
             possible=results.by_level["observer"][place][:, 0].mean(-1),
             raised=gain.mean(-1) > CLEARLY * gain.std(-1, ddof=1),
+            curve=results.by_level["ncorr"][place].mean(-1),
             pairs=np.array([n for n, (i, _) in enumerate(rows[:-1]) if rows[n + 1][0] == i], int),
         )
 
 
-def judge(results: CellResults, samples: int) -> Outcome:
+def judge(results: CellResults, every: Mapping[str, np.ndarray], samples: int) -> Outcome:
     """Return what training adds to the latents of HBLT(ρ); nothing was published of it.
 
     Args:
         results: Of the cells that are done.
+        every: By measure of `EVERY`, each level in each layer of the network,
+            (cells, LEVELS, layers, steps, seeds); NaN where it was not taken.
         samples: How many samples were measured on.
     """
     learned = Learned.of(results)
@@ -275,6 +299,8 @@ def judge(results: CellResults, samples: int) -> Outcome:
         table=list(_rows(results, learned)),
         paragraphs=(
             _by_depth(results, learned),
+            _order(results, learned),
+            *_every_layer(results, every),
             _controls(results, learned, samples),
         ),
     )
@@ -317,6 +343,77 @@ def _by_depth(results: CellResults, learned: Learned) -> str:
         f"right in {best.mean():.0%}, as {CLASSES} classes share {min(CLASSES, 2**BRANCHING)} "
         f"settings of the {BRANCHING} top latents."
     )
+
+
+def _order(results: CellResults, learned: Learned) -> str:
+    """Return whether lower levels are learned earlier than those above them.
+
+    A level is half learned at the first measurement at which NCorr has half of what it gains.
+    """
+    undecided = "Which level is learned first cannot be decided: "
+    pairs, raised, curve = learned.pairs, learned.raised, learned.curve
+    if not len(pairs):
+        return f"{undecided}no tree here has two."
+    both = pairs[raised[pairs] & raised[pairs + 1]]
+    if not len(both):
+        return f"{undecided}of two neighbouring ones, in no pair training clearly adds to both."
+    half_way = (curve >= (curve[:, :1] + curve[:, -1:]) / 2).argmax(-1)
+    later = half_way[both + 1] - half_way[both]
+    earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
+    verdict = "no order can be seen"
+    if 2 * max(earlier, after) > len(both):
+        verdict = f"the {'lower' if earlier > after else 'upper'} level comes first"
+    before = int(np.searchsorted(results.steps, results.steps[-1] / 2))
+    late = (curve[:, -1] - curve[:, before])[raised]
+    whole = (curve[:, -1] - curve[:, 0])[raised]
+    return (
+        f"Which level is learned first, each in the layer of its number: in the {len(both)} pairs "
+        f"of neighbouring ones where training clearly adds to both, the lower one has half of its "
+        f"gain at an earlier measurement in {earlier}, at the same in {same} and at a later one in "
+        f"{after}; {verdict}. Half is of what is gained by step {results.steps[-1]:,}: "
+        f"{late.sum() / whole.sum():.0%} of all gains come after step {results.steps[before]:,}."
+    )
+
+
+def _every_layer(results: CellResults, every: Mapping[str, np.ndarray]) -> Iterable[str]:
+    """Return what training adds to every level in every layer, which separates level from layer."""
+    kept = every[EVERY[1]]
+    gain = (kept[..., -1, :] - kept[..., 0, :]).mean(-1)
+    texts, more, highest = [], [], []
+    for depth in dict.fromkeys(cell.depth for cell in results.cells):
+        own = gain[[cell.depth == depth for cell in results.cells], :depth, :depth]
+        levels = (
+            f"{TreeCell(depth, 1).level(s)} {', '.join(f'{value:+.2f}' for value in row)}"
+            for s, row in enumerate(own.mean(0))
+        )
+        texts.append(f"depth {depth}: {'; '.join(levels)}")
+        more.append((own[:, 1:] > own[:, :-1]).reshape(len(own), depth - 1, depth))
+        highest.append(own.argmax(-1).ravel() == depth - 1)
+    yield (
+        "Every level in every layer, what training adds on new samples from the lowest layer up, "
+        f"means over ρ: {'. '.join(texts)}."
+    )
+    latents = np.concatenate([one[:, :-1].ravel() for one in more])
+    classes = np.concatenate([one[:, -1].ravel() for one in more])
+    top = np.concatenate(highest)
+    counts = [f"{latents.sum()} of {latents.size} where it is of latents"] if latents.size else []
+    counts.append(f"{classes.sum()} of {classes.size} where it is the class")
+    yield (
+        "In one and the same layer the upper of two neighbouring levels gains more in "
+        f"{', '.join(counts)}; a level gains most in the top layer in {top.sum()} of {top.size} "
+        "rows of depth, ρ and level."
+    )
+
+
+def _every_table(results: CellResults, every: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    """Return a row for every level in every layer of every network."""
+    rows = []
+    for measure, values in every.items():
+        for i, s, layer, at, seed in np.argwhere(~np.isnan(values)).tolist():
+            where = {**_label(results, measure, i, s, at), "layer": layer, "seed": seed}
+            value = float(values[i, s, layer, at, seed])
+            rows.append({**where, "measure": measure, "value": value})
+    return columns(rows)
 
 
 def _controls(results: CellResults, learned: Learned, samples: int) -> str:
