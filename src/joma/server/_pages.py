@@ -12,8 +12,7 @@ from typing import Any
 
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.server._guard import content_policy
-from joma.server._table import ServedRun
+from joma.server._runs import ServedRun
 
 _INLINE = re.compile(r"<(?P<kind>script|style)\b[^>]*>(?P<body>.*?)</(?P=kind)>", re.DOTALL)
 
@@ -63,11 +62,9 @@ def list_page(runs: Sequence[ServedRun]) -> bytes:
     from joma.report.html import index_page
 
     ids = {run.path: run.id for run in runs}
-    page = index_page(
-        [run.summary for run in runs],
-        identify=lambda summary: ids[summary.path],
-        links=[("laboratory", "Laboratory")],
-    )
+    links = [("laboratory", "Laboratory")]
+    summaries = [run.summary for run in runs]
+    page = index_page(summaries, identify=lambda it: ids[it.path], links=links)
     return page.encode("utf-8", "replace")
 
 
@@ -77,13 +74,6 @@ def laboratory_page() -> bytes:
     from joma.report.laboratory import page
 
     return page(home="./").encode()
-
-
-def prepare() -> None:
-    """Import what pages need, and make what all of them share, before the first reader comes."""
-    run_policy()
-    list_policy()
-    laboratory_policy()
 
 
 @cache
@@ -100,10 +90,21 @@ def list_policy() -> str:
     return policy(list_page([]))
 
 
-@cache
-def laboratory_policy() -> str:
-    """Return the Content-Security-Policy of the laboratory."""
-    return policy(laboratory_page())
+def policy(page: bytes) -> str:
+    """Return the Content-Security-Policy that allows the scripts and styles of a page, no others.
+
+    Args:
+        page: A page without data of runs, so that nothing that a run holds can become a script.
+    """
+    allowed: dict[str, list[str]] = {"script": [], "style": []}
+    for element in _INLINE.finditer(page.decode()):
+        digest = hashlib.sha256(element["body"].encode()).digest()
+        allowed[element["kind"]].append(f"'sha256-{base64.b64encode(digest).decode()}'")
+    script, style = (" ".join(sorted(set(it))) or "'none'" for it in allowed.values())
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        f"connect-src 'self'; img-src data: blob:; script-src {script}; style-src {style}"
+    )
 
 
 def message_page(title: str, sentence: str, home: str) -> bytes:
@@ -114,22 +115,8 @@ def message_page(title: str, sentence: str, home: str) -> bytes:
         sentence: What there is to say.
         home: The address of the list of runs, relative to the page.
     """
-    return _MESSAGE.format(
-        title=escape(title), sentence=escape(sentence), home=escape(home)
-    ).encode()
-
-
-def policy(page: bytes) -> str:
-    """Return the Content-Security-Policy that allows the scripts and styles of a page, no others.
-
-    Args:
-        page: A page without data of runs, so that nothing that a run holds can become a script.
-    """
-    allowed: dict[str, set[str]] = {"script": set(), "style": set()}
-    for element in _INLINE.finditer(page.decode()):
-        digest = hashlib.sha256(element["body"].encode()).digest()
-        allowed[element["kind"]].add(f"'sha256-{base64.b64encode(digest).decode()}'")
-    return content_policy(**{kind: sorted(hashes) for kind, hashes in allowed.items()})
+    words = {"title": escape(title), "sentence": escape(sentence), "home": escape(home)}
+    return _MESSAGE.format(**words).encode()
 
 
 def _json(value: Any) -> bytes:
@@ -145,25 +132,14 @@ _MESSAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{
-  font: 1rem/1.5 system-ui, sans-serif;
-  max-width: 40rem;
-  margin: 15vh auto 0;
-  padding: 0 1.5rem;
-  color: light-dark(#1c1e21, #e8eaed);
-  background: light-dark(#f6f7f9, #16181b);
-}}
-h1 {{ font-size: 1.6rem; margin: 0; }}
+body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 15vh auto; padding: 1rem; }}
 p {{ overflow-wrap: anywhere; }}
-a {{ color: light-dark(#0a5a96, #8ec5f4); }}
 </style>
 </head>
 <body>
-<main>
 <h1>{title}</h1>
 <p>{sentence}</p>
 <p><a href="{home}">All runs</a></p>
-</main>
 </body>
 </html>
 """
