@@ -95,7 +95,7 @@ def _random_signals(formula: Formula, rng: Generator, *, gradient_rule: bool) ->
     return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
-def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
+def components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
     """The components of σ′g along z_β and across it; it lies θ₁ from z_α, in every direction."""
     up = np.cos(theta_1) * np.cos(theta_3)
     up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
@@ -105,7 +105,7 @@ def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array,
 def _least_correlation(theta_1: float, theta_2: float, theta_3: float) -> float:
     """The least corr(z_β, g_{j→k}) over all arrangements of four unit vectors, on a grid."""
     azimuths = np.linspace(0, np.pi, 721)
-    up, aside = _components(theta_1, theta_3, azimuths)
+    up, aside = components(theta_1, theta_3, azimuths)
     with_f = np.cos(theta_2) * up[:, None]
     with_f = with_f + np.sin(theta_2) * aside[:, None] * np.cos(azimuths)
     return float(np.min(up[:, None] * with_f))
@@ -125,17 +125,17 @@ def _small_angles(formula: Formula, rng: Generator, *, within: bool) -> ClaimMea
 def _near_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The same where f_k is only correlated with z_β."""
     z_beta, g, other = rng.standard_normal((3, 50))
-    return _at_an_input_of(formula, z_beta, g, z_beta + other)
+    return at_an_input_of(formula, z_beta, g, z_beta + other)
 
 
 @claim("cdag-theorem-1-input", lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2)
 def _at_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """A node of one input, which is the latent itself, through its backward pass."""
     z_beta, g = rng.standard_normal((2, 50))
-    return _at_an_input_of(formula, z_beta, g, z_beta)
+    return at_an_input_of(formula, z_beta, g, z_beta)
 
 
-def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> ClaimMeasurement:
+def at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> ClaimMeasurement:
     weights = np.array([[0.0, 0.0], [0.0, 0.0]])
     node = cdag.CDAG(
         1, (cdag.LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool)
@@ -159,7 +159,7 @@ def _least_arrangement(formula: Formula, rng: Generator) -> ClaimMeasurement:
 _PATTERNS = {n: np.array(list(product((-1.0, 1.0), repeat=n))) for n in range(1, 9)}
 
 
-def _least_of_patterns(z: Array, g: Array) -> float:
+def least_of_patterns(z: Array, g: Array) -> float:
     """The least corr(z_β, σ′_k g_k) over all patterns of a leaky ReLU with corr(z_β, f_k) > 0."""
     patterns = _PATTERNS[len(z)]
     # Large where it helps corr(z_β, f_k) > 0 and small where it hurts: any pattern that can
@@ -183,7 +183,7 @@ def _slope_patterns(
         g = np.where(np.arange(8) == 0, -np.abs(g), g) if negative else np.abs(g)
         if corr(z, g) <= 0:
             z = -z
-        excess = float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)
+        excess = float(formula(z, g, 0.1, 1.0)) - least_of_patterns(z, g)
         errors.append(abs(excess) if attained else excess)
     return measured(errors, 1e-12)
 

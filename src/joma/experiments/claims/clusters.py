@@ -105,7 +105,7 @@ def _radial(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return measured(worst, 1e-8)
 
 
-def _slope_error(
+def slope_error(
     formula: Formula, marginal: Marginal, low: float, high: float, below: float, above: float
 ) -> float:
     def leaky(s: float) -> isotropic.Array:
@@ -127,11 +127,11 @@ def _slopes(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3)):
         low, high = np.sort(rng.uniform(-1, 1, size=2))
-        worst = max(worst, _slope_error(formula, marginal, low, high, 0.2, 1.0))
+        worst = max(worst, slope_error(formula, marginal, low, high, 0.2, 1.0))
     return ClaimMeasurement(worst, 1e-9)
 
 
-def _sphere_error(formula: Formula, n: int) -> float:
+def sphere_error(formula: Formula, n: int) -> float:
     # Of a circle it is 2π and of two points 2; two dimensions more give 2π/(d - 2) times as much.
     dimension = n - 1
     start = 1 if dimension % 2 else 2
@@ -141,7 +141,7 @@ def _sphere_error(formula: Formula, n: int) -> float:
     return abs(float(formula(n)) / float(np.exp(log)) - 1)
 
 
-def _ball_error(formula: Formula, n: int, u: float) -> float:
+def ball_error(formula: Formula, n: int, u: float) -> float:
     """The slice at u of the unit ball in n dimensions is a ball in n - 1 of radius √(1-u²)."""
     given = float(formula(n, u))
     if abs(u) > 1:
@@ -162,7 +162,7 @@ def _ball_error(formula: Formula, n: int, u: float) -> float:
 def _ball(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The slices of a ball against its volume, by the recursion of volumes, and drawn points."""
     worst = max(
-        _ball_error(formula, n, float(u)) for n in (1, 2, 4, 7) for u in rng.uniform(-1, 1, 4)
+        ball_error(formula, n, float(u)) for n in (1, 2, 4, 7) for u in rng.uniform(-1, 1, 4)
     )
     drawn = isotropic.draw(Ball(4), 4, 20_000, rng)[:, 0]
     inside = float(np.mean(np.abs(drawn) < 0.3))
@@ -185,10 +185,10 @@ def _factorials(n: int) -> float:
 @claim("eqn35", marginals.sphere_constant)
 def _sphere(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The area of the unit sphere in n - 1 dimensions, by the recursion of areas."""
-    return ClaimMeasurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
+    return ClaimMeasurement(max(sphere_error(formula, n) for n in range(2, 10)), 1e-11)
 
 
-def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
+def curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
     return abs(float(formula(marginal, s)) * float(isotropic.reference(marginal, s).hazard) - 1)
 
 
@@ -197,5 +197,5 @@ def _curve(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3), Logistic(), marginals.Uniform()):
         s = float(rng.uniform(-0.9, 0.9))
-        worst = max(worst, _curve_error(formula, marginal, s))
+        worst = max(worst, curve_error(formula, marginal, s))
     return ClaimMeasurement(worst, 1e-9)

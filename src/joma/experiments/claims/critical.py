@@ -131,7 +131,7 @@ def _existence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return measured(np.mean(wrong), 0.0)
 
 
-def _gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(UNDECIDED)
@@ -152,7 +152,7 @@ def _gaussians(formula: Formula, rng: Generator) -> ClaimMeasurement:
     for _ in range(6):
         positive, negative = np.exp(rng.uniform(-1, 1, size=2))
         at = {"positive": positive, "negative": negative, "distance": rng.uniform(0.5, 4)}
-        wrong.append(not _gaussians_at(formula, at).holds)
+        wrong.append(not gaussians_at(formula, at).holds)
     return measured(np.mean(wrong), 0.0)
 
 
@@ -195,7 +195,7 @@ def _active_ratios(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return ClaimMeasurement(max(outside / 1e-9, slack / 0.02), 1.0)
 
 
-def _laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
+def laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
     shapes = [Scaled(Laplace(), width)] * 2
     means, v = np.array([[distance], [0.0]]), np.ones(1)
     ratio = formula(distance, width)
@@ -208,11 +208,11 @@ def _laplace_error(formula: Formula, s: float, distance: float, width: float) ->
 def _laplace(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
     places = -rng.uniform(0.1, 4, size=3)
-    errors = [_laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3) for s in places]
+    errors = [laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3) for s in places]
     return measured(errors, 1e-9)
 
 
-def _fixed_bias_error(
+def fixed_bias_error(
     formula: Formula, positive: Marginal, negative: Marginal, s: float, distance: float
 ) -> float:
     ratio = formula(positive, s, distance, negative=negative)
@@ -229,11 +229,11 @@ def _fixed_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     shapes = ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0)))
     cases = product(shapes, places)
     return measured(
-        [_fixed_bias_error(formula, *of, float(s), float(d)) for of, (s, d) in cases], 1e-9
+        [fixed_bias_error(formula, *of, float(s), float(d)) for of, (s, d) in cases], 1e-9
     )
 
 
-def _line_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def line_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Overlap of the two ranges of mean residual life, from the density, decides; then v̇ = 0."""
     positions = point["positions"]
     count = positions.size
@@ -279,7 +279,7 @@ def _line(formula: Formula, rng: Generator) -> ClaimMeasurement:
     shape = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
     signs = np.array([1.0, -1, 1, -1, 1])
     cases.append({**shape, "family": "logistic", "signs": signs, "offset": 0.3})
-    return largest_error(_line_at(formula, case) for case in cases)
+    return largest_error(line_at(formula, case) for case in cases)
 
 
 def _straddles(marginal: Marginal, distance: float) -> bool:

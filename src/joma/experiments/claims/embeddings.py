@@ -27,7 +27,7 @@ from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate
 
 
-def _coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whether M² pairs exceed ε less often than M⁻², and for small ε not much less often."""
     epsilon, tokens = point["epsilon"], point["tokens"]
     d = math.ceil(formula(epsilon, tokens))
@@ -55,7 +55,7 @@ def _coherence(formula: Formula, rng: Generator) -> ClaimMeasurement:
         for tokens, eps in ((500, 0.5), (1000, 0.45), (2000, 0.5))
     ]
     exponents = [
-        _coherence_at(formula, {"epsilon": eps, "tokens": tokens}).error
+        coherence_at(formula, {"epsilon": eps, "tokens": tokens}).error
         for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
     ]
     return measured(max(0.0, *excess, *exponents), 0.0)
@@ -77,7 +77,7 @@ def _overlaps(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return max(found, key=lambda m: m.error / m.tolerance)
 
 
-def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of each token's law by differences along the flow of w, against a formula."""
     setting = reference.draw_setting(point, point["attention"], "any")
     rate = formula(setting.block, setting.samples, setting.state)
@@ -94,7 +94,7 @@ def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
 def _drift_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
     cases = product(POINTWISE, ("gradient", "labels"))
     points = (random_point(rng, attention=one, drive=drive, queries=2) for one, drive in cases)
-    return largest_error(_drift_rate_at(formula, point) for point in points)
+    return largest_error(drift_rate_at(formula, point) for point in points)
 
 
 @claim("eqn60", embeddings.weight)
@@ -121,7 +121,7 @@ def _implicit_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
 
 
-def _superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
     counts = np.asarray(point["tokens"]).astype(int)
     patterns = len(counts)
@@ -150,4 +150,4 @@ def _superposition_of_shared_tokens(formula: Formula, rng: Generator) -> ClaimMe
 def _superposition(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
     point = {"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))}
-    return _superposition_at(formula, point)
+    return superposition_at(formula, point)

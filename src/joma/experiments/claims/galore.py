@@ -232,7 +232,7 @@ def _point(rng: Generator, **values: float) -> Point:
     return {"rows": 4, "columns": 3, "draw": int(rng.integers(2**32)), **values}
 
 
-def _noise_floor_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def noise_floor_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much a step lowers the objective at the floor, relative to ν².
 
     `worst` mixes the pair of G and N that is worst, made here, with a random pair.
@@ -259,7 +259,7 @@ def _noise_floor(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The floor at the worst pairs of G and N, and at random ones with curvatures up to L."""
     cases = product(((1, 0.0), (1, 1.0), (2, 0.5), (3, 0.8)), (1.0, 0.9, 0.0))
     return largest_error(
-        _noise_floor_at(formula, _point(rng, rank=rank, relative_step=kappa, worst=worst))
+        noise_floor_at(formula, _point(rng, rank=rank, relative_step=kappa, worst=worst))
         for (rank, kappa), worst in cases
     )
 

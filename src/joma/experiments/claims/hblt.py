@@ -95,10 +95,10 @@ _CHILD_OFF_PROBS = np.array([0.05, 0.95, 0.95, 0.95, 0.95])
 
 @claim("lemma8", hblt.path)
 def _matrix_products(formula: Formula, rng: Generator) -> ClaimMeasurement:
-    return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
+    return matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
 
 
-def _matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
+def matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
     # A binary symmetric channel flips with probability ½(1−ρ); chained one after the other.
     flip = (1 - rhos) / 2
     chained = np.broadcast_to(np.eye(2), (len(rhos), 2, 2))
@@ -224,7 +224,7 @@ def _pair(height: int, depth: int, epsilon: float, epsilon0: float) -> Any:
     return by_generations(height, depth, channel, top)
 
 
-def _co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: float) -> float:
+def co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: float) -> float:
     """P[y_l=1|y_m=1] at ρ = 1 − ε and ρ₀ = 1 − ε₀."""
     pair = _pair(height, depth, epsilon, epsilon0)
     return pair[1, 1] / (pair[0, 1] + pair[1, 1])
@@ -236,7 +236,7 @@ def _order_of_the_error(formula: Formula, rng: Generator) -> ClaimMeasurement:
     epsilon = 2.0 ** -np.arange(5, 13)
     errors = [0.0]
     for depth, height in [(4, 1), (4, 3), (7, 2), (7, 6)]:
-        reference = np.array([_co_occur_by_recursion(height, depth, e, e) for e in epsilon])
+        reference = np.array([co_occur_by_recursion(height, depth, e, e) for e in epsilon])
         error = np.abs(formula(height, depth, epsilon) - reference)
         errors.append(2 - np.polyfit(np.log(epsilon), np.log(error), 1)[0])
     return measured(errors, 0.05)
@@ -260,7 +260,7 @@ def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
 def _not_shallow_or_not_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
     missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
-    away = [abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing]
+    away = [abs(co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing]
     return measured(min(away), 1e-3)
 
 
@@ -270,7 +270,7 @@ def _shallow_and_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
     near, nearer = 1e-6, 1e-9
     epsilons = [(near, near), (near, nearer), (nearer, near), (near, 0.5), (near, 1.9)]
     cases = product([1, 2, 3], [10_000, 1_000_000], epsilons)
-    away = [abs(_co_occur_by_recursion(h, d, *both) - formula()) for h, d, both in cases]
+    away = [abs(co_occur_by_recursion(h, d, *both) - formula()) for h, d, both in cases]
     return measured(away, 1e-3)
 
 
@@ -278,7 +278,7 @@ _LARGEST_SLACK = 2.05408
 """Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
 
 
-def _bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+def bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
     apart = _apart(height, depth, epsilon)
     bound = float(formula(height, depth, epsilon))
     return max(apart - bound, bound - _LARGEST_SLACK * apart) / max(apart, 1e-300)
@@ -296,10 +296,10 @@ def _bounded_dissociation(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst = 0.0
     for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
         for height in {1, depth // 2, depth - 1}:
-            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
-    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
+            worst = max(worst, bounded_dissociation_of(formula, height, depth, epsilon))
+    apart = 1 - co_occur_by_recursion(3, 10, 1e-6, 1e-6)
     worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
-    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
+    apart = 1 - co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
     worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / _LARGEST_SLACK) - 1e-4)
     return measured(worst, 1e-9)
 

@@ -33,7 +33,7 @@ from joma.theory.block import Block, Samples, State, Trajectory, simulate, veloc
 _ATTENTIONS = (*POINTWISE, "softmax")
 
 
-def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Against rates written independently and, where no node switches, against differences."""
     setting = reference.draw_setting(point, point["attention"], point["embeddings"])
     rate, own = formula(setting.block, setting.samples, setting.state), reference.rates(setting)
@@ -84,10 +84,10 @@ def _gradient(formula: Formula, rng: Generator) -> ClaimMeasurement:
     )
     cases = product(_ATTENTIONS, reference.PHI, data)
     points = (random_point(rng, queries=2, attention=a, activation=b, **c) for a, b, c in cases)
-    return largest_error(_gradient_at(formula, point) for point in points)
+    return largest_error(gradient_at(formula, point) for point in points)
 
 
-def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of E[g x] by differences along the flow of w, under cross-entropy."""
     setting = reference.draw_setting(point, point["attention"], drive="labels")
     x, share = np.asarray(setting.samples.x), np.asarray(setting.samples.probability)
@@ -117,7 +117,7 @@ def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("assumption1-rate", stationarity.rate)
 def _stationarity(formula: Formula, rng: Generator) -> ClaimMeasurement:
     points = (random_point(rng, queries=2, attention=one) for one in _ATTENTIONS)
-    return largest_error(_stationarity_at(formula, point) for point in points)
+    return largest_error(stationarity_at(formula, point) for point in points)
 
 
 _RATES: dict[str, Any] = {"eta_w": 0.7, "eta_z": 1.3}
@@ -308,7 +308,7 @@ def _condition_as_printed(pull: Any, b: Any, v: Any) -> bool:
     return bool(np.allclose(second, np.outer(b.mean(axis=0), total @ b / len(b)), atol=1e-10))
 
 
-def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
     n, m = point["samples"], point["tokens"]
     x = rng.dirichlet(np.ones(m), size=n)
@@ -340,10 +340,10 @@ def _softmax_condition(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
     sizes = {"samples": 7, "tokens": 5}
     cases = ({**sizes, "case": case % 4, "draw": int(rng.integers(2**32))} for case in range(32))
-    return measured(np.mean([_softmax_condition_at(formula, one).error for one in cases]), 0.0)
+    return measured(np.mean([softmax_condition_at(formula, one).error for one in cases]), 0.0)
 
 
-def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of the logits against the law's and a formula of what it leaves out."""
     setting = reference.draw_setting(point, "softmax", queries=1)
     left_out = formula(setting.block, setting.samples, setting.state)
@@ -354,7 +354,7 @@ def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm1-softmax-rate", memory.covariance)
 def _softmax_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
     drives = ("gradient", "labels")
-    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
+    return largest_error(softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
 
 def _left_out(setting: reference.Setting, slopes: Any = None) -> Any:

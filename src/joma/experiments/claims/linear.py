@@ -270,7 +270,7 @@ def _at_the_end(delta: Any, length_of_winner: float) -> Any:
     return np.array(sizes)[:, None] * delta / np.where(length > 0, length, 1)[:, None]
 
 
-def _late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
+def late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
     return measured(abs(formula(delta) - spectra.stable_rank(_at_the_end(delta, 1e7))), 1e-9)
 
 
@@ -287,7 +287,7 @@ def _late_limit(formula: Formula, rng: Generator) -> ClaimMeasurement:
         np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
         np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
     ]
-    return largest_error(_late_limit_of(formula, delta) for delta in cases)
+    return largest_error(late_limit_of(formula, delta) for delta in cases)
 
 
 def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:

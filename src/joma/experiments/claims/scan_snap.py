@@ -185,7 +185,7 @@ def _relative_gain(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
 
 
-def _gain_bounds_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def gain_bounds_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ln χ leaves its bounds, relative to 2B, with g = γf imposed.
 
     Next to B = 0 ln χ must be at the lower bound, and far away have the slope of the upper one.
@@ -273,7 +273,7 @@ def _gain_bounds(formula: Formula, rng: Generator) -> ClaimMeasurement:
             mass = float(rng.uniform(0.2, 0.8))
             yield {**values, "distinct": _DISTINCT, "mass": mass}
 
-    return largest_error(_gain_bounds_at(formula, point) for point in points())
+    return largest_error(gain_bounds_at(formula, point) for point in points())
 
 
 @without("scan-snap-gain-early")

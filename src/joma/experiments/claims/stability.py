@@ -31,7 +31,7 @@ CASES: tuple[tuple[Marginal, float, Marginal], ...] = (
 """Pairs of clusters with rest points; those between the humps of the last are not all stable."""
 
 
-class _Rest:
+class Rest:
     """A rest point of two clusters in the plane, the negative one at the origin."""
 
     def __init__(
@@ -82,11 +82,11 @@ class _Rest:
 
 
 @functools.cache
-def _all_rests() -> list[_Rest]:
-    return [_Rest(*case, which) for case in CASES for which in (0, 1)]
+def _all_rests() -> list[Rest]:
+    return [Rest(*case, which) for case in CASES for which in (0, 1)]
 
 
-def _jacobian_error(formula: Formula, rest: _Rest) -> float:
+def jacobian_error(formula: Formula, rest: Rest) -> float:
     given = rest.predicted(formula)
     expected = rest.jacobian[:2, :2]
     return float(
@@ -103,13 +103,13 @@ def _jacobian_with_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return measured(np.min(np.abs(values - predicted)) / rest.size(), 1e-7)
 
 
-def _ray_error(formula: Formula, rest: _Rest) -> float:
+def ray_error(formula: Formula, rest: Rest) -> float:
     direction = formula(rest.point, rest.length)
     moved = rest.jacobian @ direction
     return float(np.linalg.norm(moved) / np.linalg.norm(direction) / rest.size())
 
 
-def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
+def eigenvalue_error(formula: Formula, rest: Rest) -> float:
     given = rest.predicted(formula)
     jacobian = rest.jacobian
     # v lies along the first axis, so that turning it and shifting the hyperplane do not mix.
@@ -120,7 +120,7 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
     return float(max(np.abs(found - expected).max(), mixed) / rest.size())
 
 
-def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
+def stability_at(formula: Formula, rest: Rest) -> ClaimMeasurement:
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
     if np.abs(others).min() < 1e-5:
@@ -134,16 +134,16 @@ def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     "thm3-jacobian",
     clusters.jacobian,
     printed=printed.jacobian,
-    error=_jacobian_error,
+    error=jacobian_error,
 )
 @claim(
     "thm3-ray",
     lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-    error=_ray_error,
+    error=ray_error,
 )
-@claim("thm3-eigenvalues", clusters.eigenvalues, error=_eigenvalue_error)
+@claim("thm3-eigenvalues", clusters.eigenvalues, error=eigenvalue_error)
 def _at_all_rests(
-    formula: Formula, rng: Generator, *, error: Callable[[Formula, _Rest], float]
+    formula: Formula, rng: Generator, *, error: Callable[[Formula, Rest], float]
 ) -> ClaimMeasurement:
     return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
 
@@ -154,7 +154,7 @@ def _at_all_rests(
 )
 def _stability(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
-    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
+    wrong = [not stability_at(formula, one).holds for one in _all_rests()]
     return measured(np.mean(wrong), 0.0)
 
 
@@ -166,7 +166,7 @@ def random_scenes(rng: Generator, count: int, bias: float) -> Iterator[Point]:
         yield {**values, "v": rng.normal(size=3)}
 
 
-def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     length = float(np.linalg.norm(v))
     s = (means @ v + bias) / length
@@ -183,10 +183,10 @@ def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-full-jacobian", clusters.full_jacobian)
 def _full(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
-    return measured([_full_at(formula, one).error for one in random_scenes(rng, 5, 0.4)], 1e-7)
+    return measured([full_at(formula, one).error for one in random_scenes(rng, 5, 0.4)], 1e-7)
 
 
-def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
+def potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     state = np.array([*v, bias])
     rate = isotropic.flow(shapes, a, means, v, bias)
@@ -210,9 +210,7 @@ def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-potential", clusters.potential)
 def _potential(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
-    return measured(
-        [_potential_at(formula, one).error for one in random_scenes(rng, 4, -0.3)], 1e-7
-    )
+    return measured([potential_at(formula, one).error for one in random_scenes(rng, 4, -0.3)], 1e-7)
 
 
 _VERY_FAR = -np.geomspace(1e100, 1e8, 24)
