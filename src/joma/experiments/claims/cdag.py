@@ -136,6 +136,7 @@ def _at_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> ClaimMeasurement:
+    """Compare a formula with a node of one input, through its backward pass."""
     weights = np.array([[0.0, 0.0], [0.0, 0.0]])
     node = cdag.CDAG(
         1, (cdag.LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool)

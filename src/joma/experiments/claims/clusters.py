@@ -108,6 +108,7 @@ def _radial(formula: Formula, rng: Generator) -> ClaimMeasurement:
 def slope_error(
     formula: Formula, marginal: Marginal, low: float, high: float, below: float, above: float
 ) -> float:
+    """Return how far θ₁ and θ₂ are from the integral of their slopes."""
     def leaky(s: float) -> isotropic.Array:
         there = isotropic.reference(marginal, s)
         jump = above - below
@@ -132,6 +133,7 @@ def _slopes(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def sphere_error(formula: Formula, n: int) -> float:
+    """Return the relative error of the area of a sphere."""
     # Of a circle it is 2π and of two points 2; two dimensions more give 2π/(d - 2) times as much.
     dimension = n - 1
     start = 1 if dimension % 2 else 2
@@ -189,6 +191,7 @@ def _sphere(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
+    """Return the relative error of the slope of the curve y = θ₁, G = F."""
     return abs(float(formula(marginal, s)) * float(isotropic.reference(marginal, s).hazard) - 1)
 
 

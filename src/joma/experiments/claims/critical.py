@@ -132,6 +132,7 @@ def _existence(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Compare how many rest points there are between two Gaussians."""
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(UNDECIDED)
@@ -196,6 +197,7 @@ def _active_ratios(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
+    """Return the forces of Laplace clusters at a ratio of gradients, relative."""
     shapes = [Scaled(Laplace(), width)] * 2
     means, v = np.array([[distance], [0.0]]), np.ones(1)
     ratio = formula(distance, width)
@@ -215,6 +217,7 @@ def _laplace(formula: Formula, rng: Generator) -> ClaimMeasurement:
 def fixed_bias_error(
     formula: Formula, positive: Marginal, negative: Marginal, s: float, distance: float
 ) -> float:
+    """Return the force at fixed bias at a ratio of gradients, relative."""
     ratio = formula(positive, s, distance, negative=negative)
     means = np.array([[distance, 0.0], [0.0, 0.0]])
     rate = isotropic.flow([positive, negative], [1.0, -ratio], means, np.array([1.0, 0.0]), s)

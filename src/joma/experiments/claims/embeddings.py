@@ -122,6 +122,7 @@ def _implicit_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Compare the responses of a weight of several patterns with each alone."""
     rng = np.random.default_rng(point["draw"])
     counts = np.asarray(point["tokens"]).astype(int)
     patterns = len(counts)

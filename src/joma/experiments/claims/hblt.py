@@ -99,6 +99,7 @@ def _matrix_products(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
+    """Compare transitions along paths with the product of their matrices."""
     # A binary symmetric channel flips with probability ½(1−ρ); chained one after the other.
     flip = (1 - rhos) / 2
     chained = np.broadcast_to(np.eye(2), (len(rhos), 2, 2))
@@ -279,6 +280,7 @@ _LARGEST_SLACK = 2.05408
 
 
 def bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+    """Return by how much P[y_l=0 | y_m=1] exceeds a bound, or is too far below."""
     apart = _apart(height, depth, epsilon)
     bound = float(formula(height, depth, epsilon))
     return max(apart - bound, bound - _LARGEST_SLACK * apart) / max(apart, 1e-300)

@@ -309,6 +309,7 @@ def _condition_as_printed(pull: Any, b: Any, v: Any) -> bool:
 
 
 def softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Compare a condition with whether Eqn 17 holds."""
     rng = np.random.default_rng(point["draw"])
     n, m = point["samples"], point["tokens"]
     x = rng.dirichlet(np.ones(m), size=n)

@@ -271,6 +271,7 @@ def _at_the_end(delta: Any, length_of_winner: float) -> Any:
 
 
 def late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
+    """Compare a limit with the stable rank late in a training."""
     return measured(abs(formula(delta) - spectra.stable_rank(_at_the_end(delta, 1e7))), 1e-9)
 
 

@@ -87,6 +87,7 @@ def _all_rests() -> list[Rest]:
 
 
 def jacobian_error(formula: Formula, rest: Rest) -> float:
+    """Return the error of a Jacobian at a rest point, relative to its terms."""
     given = rest.predicted(formula)
     expected = rest.jacobian[:2, :2]
     return float(
@@ -104,12 +105,14 @@ def _jacobian_with_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def ray_error(formula: Formula, rest: Rest) -> float:
+    """Return how far a direction is from an eigenvector of eigenvalue 0."""
     direction = formula(rest.point, rest.length)
     moved = rest.jacobian @ direction
     return float(np.linalg.norm(moved) / np.linalg.norm(direction) / rest.size())
 
 
 def eigenvalue_error(formula: Formula, rest: Rest) -> float:
+    """Return the error of the eigenvalues at a rest point, relative."""
     given = rest.predicted(formula)
     jacobian = rest.jacobian
     # v lies along the first axis, so that turning it and shifting the hyperplane do not mix.
@@ -121,6 +124,7 @@ def eigenvalue_error(formula: Formula, rest: Rest) -> float:
 
 
 def stability_at(formula: Formula, rest: Rest) -> ClaimMeasurement:
+    """Compare whether a rest point is stable."""
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
     if np.abs(others).min() < 1e-5:
@@ -167,6 +171,7 @@ def random_scenes(rng: Generator, count: int, bias: float) -> Iterator[Point]:
 
 
 def full_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Compare a Jacobian at any node with differences of the flow."""
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     length = float(np.linalg.norm(v))
     s = (means @ v + bias) / length
@@ -187,6 +192,7 @@ def _full(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 
 def potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Compare the slopes of a potential with the flow."""
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     state = np.array([*v, bias])
     rate = isotropic.flow(shapes, a, means, v, bias)
