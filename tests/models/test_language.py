@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.kernels.language import Dropout
 from joma.models import LanguageConfig, LanguageModel
-from joma.models.full_speed import FastLanguageModel
-from joma.models.language import Dropout, LanguageBlock
+from joma.models.language import LanguageBlock
 
 CONFIG = LanguageConfig(vocabulary=50, layers=3, width=12, hidden=16, heads=2, length=9)
 
@@ -168,7 +168,7 @@ def test_sequences_that_are_too_long_are_refused() -> None:
 
 def test_evaluate_returns_what_losses_and_attention_are() -> None:
     model, tokens, targets = make(), words(4, 9), words(4, 9).flip(0)
-    fast = FastLanguageModel(CONFIG, (3, 4), dtype=torch.float64)
+    fast = LanguageModel(CONFIG, (3, 4), dtype=torch.float64)
     fast.load_state_dict(model.state_dict())
     weights = torch.rand(4, 9, dtype=torch.float64)
     rows = []
