@@ -256,8 +256,8 @@ def _from_folder(folder: Path, with_tokenizer: bool) -> _Contents:
 
 
 def _from_gguf(path: Path, with_tokenizer: bool) -> _Contents:
-    header = read_header(path)
     with one_reader():
+        header = read_header(path)
         config, weights = read_gguf(path, header)
         own = tokenizers.from_gguf(path, header) if with_tokenizer else None
     return config, weights, own
