@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.data import HBLT, Batch, _batch
+from joma.data import HBLT, Batch, hierarchies
 from joma.theory import hblt
 from joma.theory.hblt import Tree
 from tests.data._cuda import cuda, replays, same
@@ -198,7 +198,7 @@ def test_heights_are_the_trees():
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(0, 50))
 @few
 def test_codes_repeat_only_when_all_are_used(bits: int, classes: int, seed: int):
-    codes = _batch.spread_codes(seed, "codes", bits, classes)
+    codes = hierarchies.spread_codes(seed, "codes", bits, classes)
     assert codes.shape == (classes, bits)
     counts = np.unique(codes.numpy(), axis=0, return_counts=True)[1]
     assert counts.size == min(classes, 2**bits)

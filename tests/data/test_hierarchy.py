@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from joma.data import Joined, LatentHierarchy, _batch, hierarchy
+from joma.data import Joined, LatentHierarchy, hierarchies
 from tests.data._cuda import cuda, replays, same
 
 few = settings(max_examples=25, deadline=None)
@@ -21,7 +21,7 @@ def plain(children: int, sizes: list[int], seed: int) -> list[list[set[int]]]:
     """For each class, what occurs in it: the class, its uppermost latents, …, its tokens."""
     members = []
     for level in range(len(sizes) - 1):
-        sets = hierarchy._sets([seed], level, sizes[level], sizes[level + 1], children)[0]
+        sets = hierarchies.level_sets([seed], level, sizes[level], sizes[level + 1], children)[0]
         members.append([{int(i) for i in row.nonzero().flatten()} for row in sets])
     classes = []
     for label in range(sizes[-1]):
@@ -64,14 +64,14 @@ def test_expansions_are_those_of_plain_python(
 @few
 def test_sets_are_different_and_of_their_size(size: int, population: int, data: st.DataObject):
     count = data.draw(st.integers(1, math.comb(population, size)))
-    sets = _batch.distinct_sets(3, "name", population, size, count)
+    sets = hierarchies.distinct_sets(3, "name", population, size, count)
     assert sets.shape == (count, population)
     assert (sets.sum(1) == size).all()
     assert len({tuple(row) for row in sets.tolist()}) == count
 
 
 def test_every_set_is_equally_likely():
-    first = [_batch.distinct_sets(seed, "name", 5, 2, 3)[0].tolist() for seed in range(1000)]
+    first = [hierarchies.distinct_sets(seed, "name", 5, 2, 3)[0].tolist() for seed in range(1000)]
     counts = np.unique(np.array(first), axis=0, return_counts=True)[1]
     assert counts.size == 10
     assert stats.chisquare(counts).pvalue > 1e-4
