@@ -20,7 +20,7 @@ from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.kernels.language import Dropout, cross_entropies, norm_of_sum
 from joma.models.layers import Embedding, LayerNorm, Linear, draw_uniform
-from joma.models.transformer import Watch, sinusoids
+from joma.models.transformer import Watch
 
 FIRST_RANGE = 0.1
 """Embeddings and output weights begin uniform on ± this."""
@@ -156,7 +156,7 @@ class LanguageModel(nn.Module):
                 LanguageBlock(config, members) for _ in range(config.layers)
             )
             self.output = Linear(members, config.width, config.columns)
-        waves = sinusoids(config.length, config.width).to(device)
+        waves = _sinusoids(config.length, config.width).to(device)
         self.register_buffer("sinusoids_TD", waves, persistent=False)
         self.register_buffer("seeds_E", seeds_E, persistent=False)
         self.to(dtype)
@@ -283,3 +283,10 @@ def _normed(
     """Return the layer norm of x and what a linear map of y adds to it."""
     parameters = linear.weight, bias_of(linear)
     return norm_of_sum(y, parameters, x, (norm.weight, norm.bias), drop, place)
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Return sine and cosine of the position at geometric wavelengths, interleaved."""
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
