@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors
 
 from joma.analysis.probing import Probing, text_windows
-from joma.data.subwords import HuggingFace
+from joma.data import HuggingFace
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
 from joma.models.tokenizers import ByteTokenizer
