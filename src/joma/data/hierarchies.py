@@ -41,37 +41,6 @@ class Batch:
     weights: Tensor | None = None
     leading: int = 1
 
-    def __post_init__(self) -> None:
-        if self.tokens.ndim != 3:
-            raise JomaError(
-                f"tokens must have the shape (members, batch, positions), "
-                f"got {tuple(self.tokens.shape)}"
-            )
-        rows = self.tokens.shape[:2]
-        for name, value in (("labels", self.labels), ("weights", self.weights)):
-            if value is not None and value.shape != rows:
-                raise JomaError(
-                    f"{name} must have the shape {tuple(rows)} of the tokens' sequences, "
-                    f"got {tuple(value.shape)}"
-                )
-        for level, value in enumerate(self.latents):
-            if value.ndim != 3 or value.shape[:2] != rows or value.dtype != torch.bool:
-                raise JomaError(
-                    f"latents of level {level} must be bool of shape {(*rows, 'latents')}, "
-                    f"got {value.dtype} of shape {tuple(value.shape)}"
-                )
-        check_at_least(1, leading=self.leading)
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """Return the same batch on a device."""
-        return Batch(
-            self.tokens.to(device),
-            self.labels.to(device),
-            tuple(value.to(device) for value in self.latents),
-            None if self.weights is None else self.weights.to(device),
-            self.leading,
-        )
-
 
 class LatentHierarchy:
     """One random hierarchy for each member, and batches of the sequences of its classes.
