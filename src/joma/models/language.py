@@ -104,24 +104,11 @@ class LanguageBlock(nn.Module):
             watch("attention", layer, weights)
         return (drop(weights, f"{layer}.attention") @ v).transpose(2, 3).flatten(-2)
 
-    @torch.no_grad()
-    def draw(self, seeds_E: Tensor) -> None:
-        """Draw torch's own values: Xavier for queries, keys and values, 0 for their biases."""
-        for name, layer in self.named_children():
-            if isinstance(layer, Linear | LayerNorm):
-                layer.draw(f"block.{name}", seeds_E)
-        together = self.queries_keys_values
-        bound = math.sqrt(6 / sum(together.weight.shape[1:]))
-        together.draw("block.queries_keys_values", seeds_E, bound)
-        for layer in (self.queries_keys_values, self.projection):
-            bias_of(layer).zero_()
-
 
 class LanguageModel(nn.Module):
     """E language models of one shape, each with its own parameters.
 
-    Initial values are those of `nn.TransformerEncoderLayer`, the same in every layer, and uniform
-    on ±0.1 for embeddings and output weights, whose biases are 0.
+    Linear maps begin as torch's, embeddings and output weights uniform on ±0.1.
 
     Args:
         config: What each is made of.
@@ -160,7 +147,11 @@ class LanguageModel(nn.Module):
         self.register_buffer("sinusoids_TD", waves, persistent=False)
         self.register_buffer("seeds_E", seeds_E, persistent=False)
         self.to(dtype)
-        self._draw()
+        for name, module in self.named_modules():
+            if isinstance(module, Linear | LayerNorm):
+                module.draw(name, seeds_E)
+        for name in ("embedding.weight", "output.weight"):
+            draw_uniform(self.get_parameter(name).data, name, seeds_E, FIRST_RANGE)
 
     def forward(
         self,
@@ -256,19 +247,6 @@ class LanguageModel(nn.Module):
     def settings(self) -> dict[str, Any]:
         """Return what the networks are made of."""
         return asdict(self.config)
-
-    @torch.no_grad()
-    def _draw(self) -> None:
-        draw_uniform(self.embedding.weight, "embedding.weight", self.seeds_E, FIRST_RANGE)
-        self.output.weight.zero_()
-        bias_of(self.output).zero_()
-        words = self.output.weight[..., : self.config.vocabulary]
-        draw_uniform(words, "output.weight", self.seeds_E, FIRST_RANGE)
-        first = self.blocks[0]
-        assert isinstance(first, LanguageBlock)
-        first.draw(self.seeds_E)
-        for block in self.blocks[1:]:
-            block.load_state_dict(first.state_dict())
 
 
 def bias_of(linear: Linear) -> Tensor:
