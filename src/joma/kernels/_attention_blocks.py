@@ -83,22 +83,32 @@ def scaled(score, bits, inverse, SOFTCAP: tl.constexpr):
     """Return scores in bits: times `bits`, or capped there: bits · tanh(score · inverse).
 
     Where all scores of a block are below half of the cap, a polynomial in the square takes the
-    place of an exponential, of which a GPU can make few. It is right to 1.3·10⁻⁸ and rounding; the
-    exponential's error of 10⁻⁷ of the cap would be too much for small scores.
+    place of an exponential, of which a GPU can make few. It is right to 1.3·10⁻⁸ and rounding. The
+    exponential is to 10⁻⁷ of the cap: with SOFTCAP 2, for caps next to which small scores are
+    nothing, these keep the polynomial in all blocks.
     """
     if SOFTCAP:
-        x = score * inverse
-        y = x * x
-        share = 0.0171350067901 * y - 0.0529860753713
-        share = share * y + 0.133247793189
-        share = share * y - 0.333330693941
-        share = share * y + 0.999999986872
-        found = x * bits * share
-        if tl.max(tl.max(y, 1), 0) > 0.25:
-            power = tl.exp2(x * (2 * _LOG2E))
-            found = tl.where(y <= 0.25, found, bits - (2 * bits) * reciprocal(1 + power))
+        if tl.max(tl.max(tl.abs(score), 1), 0) * tl.abs(inverse) <= 0.5:
+            found = _capped_small(score, bits, inverse)
+        else:
+            power = tl.exp2(score * (2 * _LOG2E * inverse))
+            found = bits - (2 * bits) * reciprocal(1 + power)
+            if SOFTCAP == 2:
+                small = tl.abs(score * inverse) <= 0.5
+                found = tl.where(small, _capped_small(score, bits, inverse), found)
         return found
     return score * bits
+
+
+@triton.jit
+def _capped_small(score, bits, inverse):
+    x = score * inverse
+    y = x * x
+    share = 0.0171350067901 * y - 0.0529860753713
+    share = share * y + 0.133247793189
+    share = share * y - 0.333330693941
+    share = share * y + 0.999999986872
+    return (score * (bits * inverse)) * share
 
 
 @triton.jit

@@ -36,6 +36,8 @@ _FAR = 1 << 30
 """A distance that no two places have."""
 _MOST_HEADS = 65535
 """Of all sequences together: what the second axis of a grid may have."""
+_LARGE_CAP = 200.0
+"""Softcap above which 10⁻⁷ of it is too much for small scores."""
 _fitting = Fitting()
 
 
@@ -106,7 +108,7 @@ def row_statistics(
             "D": D,
             "PADDED": padding_BS is not None,
             "MASK": 0 if mask_BHTS is None else 1 if mask_BHTS.dtype == torch.bool else 2,
-            "SOFTCAP": softcap is not None,
+            "SOFTCAP": 0 if softcap is None else 1 if softcap <= _LARGE_CAP else 2,
             "BLOCK_D": max(16, 1 << (D - 1).bit_length()),
             "PRECISION": "tf32x3" if query_BHTD.dtype == torch.float32 else "tf32",
         }
