@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from joma.errors import JomaError
+from joma.kernels.eight_bits import BLOCK, encode
 from joma.optim import AdamW8bit
-from joma.optim.blockwise import BLOCK, encode
 
 
 @pytest.fixture

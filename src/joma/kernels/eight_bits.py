@@ -26,7 +26,7 @@ _LEVELS = {"signed": 127, "root": 255}
 
 
 @dataclass(frozen=True)
-class Blocks:
+class EightBits:
     """A tensor in eight bits.
 
     Attributes:
@@ -55,7 +55,7 @@ class Blocks:
         return values.square() if code == "root" else values
 
 
-def encode(values: Tensor, code: Code, seed: int = 0) -> Blocks:
+def encode(values: Tensor, code: Code, seed: int = 0) -> EightBits:
     """Return numbers in eight bits.
 
     Args:
@@ -70,7 +70,7 @@ def encode(values: Tensor, code: Code, seed: int = 0) -> Blocks:
     divisors = torch.where(scales > 0, scales, torch.ones_like(scales))
     shares = values / _spread(divisors, values.shape[-1])
     if code == "linear":
-        return Blocks((shares * 127).round().add(128).to(torch.uint8), scales)
+        return EightBits((shares * 127).round().add(128).to(torch.uint8), scales)
     levels, per_octave = _LEVELS[code], (_LEVELS[code] - 1) / _OCTAVES[code]
     sizes = shares.abs()
     positions = torch.log2(sizes.clamp(min=2.0**-126)) * per_octave
@@ -86,7 +86,7 @@ def encode(values: Tensor, code: Code, seed: int = 0) -> Blocks:
     codes = torch.where(smallest, kept.float(), codes)
     if code == "signed":
         codes = codes + 128 * ((shares < 0) & (codes > 0))
-    return Blocks(codes.to(torch.uint8), scales)
+    return EightBits(codes.to(torch.uint8), scales)
 
 
 def scale_shape(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:

@@ -3,12 +3,12 @@
 import gc
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from joma.errors import JomaError
+from joma.optim.galore._slot import is_projected
 
 Parameters = nn.Module | Iterable[Any]
 """A model, parameters, pairs of names and parameters, or parameter groups as torch has them."""
@@ -22,68 +22,55 @@ _EMBEDDINGS = re.compile(
 """Names of modules that are output layers or embeddings, where only names are known."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A parameter and whether it is projected unless a group of the user says otherwise.
+class _Candidate(NamedTuple):
+    """A parameter, and whether it is the matrix of a layer.
 
-    Attributes:
-        name: Its name, or "" where none is known.
-        parameter: The parameter.
-        is_matrix: Whether it is the matrix of a layer: not an embedding, an output layer, a tied
-            weight, a bias or the gain of a norm.
+    Embeddings, output layers, tied weights, biases and the gains of norms are not.
     """
 
     name: str
     parameter: Tensor
     is_matrix: bool
 
-
-def of_model(model: nn.Module) -> list[Candidate]:
-    """Return the parameters of a model that want a gradient."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
-    matrices, outside = _roles(model)
-    return [
-        Candidate(
-            name,
-            parameter,
-            id(parameter) in matrices - outside and not _HEADS.fullmatch(_module_name(name)),
-        )
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
+    @property
+    def entry(self) -> Any:
+        """What torch takes in a parameter group."""
+        return (self.name, self.parameter) if self.name else self.parameter
 
 
-def of_parameters(parameters: Sequence[Any]) -> list[Candidate]:
-    """Return parameters, or pairs of names and parameters, as candidates.
+def _candidates(parameters: nn.Module | Sequence[Any]) -> list[_Candidate]:
+    """Return the parameters of a model that want a gradient, or all that are given.
 
-    Embeddings, the output layer and tied weights are found in the model that the parameters belong
-    to, as are the names of those without; all other matrices may be projected. Where no model in
-    memory has all of them, names alone decide.
-
-    Raises:
-        JomaError: One is no tensor.
+    Of those that are given without a model, embeddings, the output layer and tied weights are found
+    in the model that they belong to, as are the names of those without; all other matrices may be
+    projected. Where no model in memory has all of them, names alone decide.
     """
-    found = [one if isinstance(one, tuple) else ("", one) for one in parameters]
-    for _, parameter in found:
-        if not isinstance(parameter, Tensor):
-            raise JomaError(f"parameters must be tensors, got {type(parameter).__name__}")
-    outside: set[int] = set()
-    model = _model_of([parameter for _, parameter in found])
-    if model is not None:
-        outside = _roles(model)[1]
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        found = [(name or names[id(parameter)], parameter) for name, parameter in found]
+    if isinstance(parameters, nn.Module):
+        matrices, outside = _roles(parameters)
+        named = [one for one in parameters.named_parameters() if one[1].requires_grad]
+        possible = {id(one) for _, one in named} & matrices
+    else:
+        named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
+        for _, one in named:
+            if not isinstance(one, Tensor):
+                raise JomaError(f"parameters must be tensors, got {type(one).__name__}")
+        model = _model_of([one for _, one in named])
+        outside = set[int]() if model is None else _roles(model)[1]
+        if model is not None:
+            names = {id(one): name for name, one in model.named_parameters()}
+            named = [(name or names[id(one)], one) for name, one in named]
+        possible = {
+            id(one)
+            for name, one in named
+            if one.ndim == 2 and not _EMBEDDINGS.fullmatch(_module_name(name))
+        }
     return [
-        Candidate(
+        _Candidate(
             name,
-            parameter,
-            parameter.ndim == 2
-            and id(parameter) not in outside
-            and not _HEADS.fullmatch(_module_name(name))
-            and not _EMBEDDINGS.fullmatch(_module_name(name)),
+            one,
+            id(one) in possible - outside and not _HEADS.fullmatch(_module_name(name)),
         )
-        for name, parameter in found
+        for name, one in named
     ]
 
 
@@ -98,22 +85,23 @@ def _roles(model: nn.Module) -> tuple[set[int], set[int]]:
     The latter are embeddings, output layers and what several modules share. A last linear layer
     with an output for each row of an embedding is an output layer.
     """
-    matrices: set[int] = set()
-    outside: set[int] = set()
+    matrices, outside = set[int](), set[int]()
     owners: dict[int, int] = {}
-    heads = {id(_output_layer(module)) for module in model.modules()} - {id(None)}
-    linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
-    words = {one.num_embeddings for one in model.modules() if isinstance(one, nn.Embedding)}
+    modules = list(model.modules())
+    known = [getattr(one, "get_output_embeddings", None) for one in modules]
+    heads = {id(find()) for find in known if callable(find)} - {id(None)}
+    linear = [one for one in modules if isinstance(one, nn.Linear)]
+    words = {one.num_embeddings for one in modules if isinstance(one, nn.Embedding)}
     if linear and linear[-1].out_features in words:
         heads.add(id(linear[-1]))
-    for module in model.modules():
+    for module in modules:
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        weight = getattr(module, "weight", None)
+        weight = id(getattr(module, "weight", None))
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module) in heads:
-            outside.add(id(weight))
+            outside.add(weight)
         elif isinstance(module, nn.Linear) or type(module).__name__ in _MATRIX_MODULES:
-            matrices.add(id(weight))
+            matrices.add(weight)
         elif isinstance(module, nn.MultiheadAttention):
             for part in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 matrices.add(id(getattr(module, part)))
@@ -140,12 +128,6 @@ def _model_of(parameters: Sequence[Tensor]) -> nn.Module | None:
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
-def _output_layer(model: nn.Module) -> nn.Module | None:
-    known = getattr(model, "get_output_embeddings", None)
-    found = known() if callable(known) else None
-    return found if isinstance(found, nn.Module) else None
-
-
 def parameter_groups(
     parameters: Parameters, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -163,71 +145,67 @@ def parameter_groups(
     Raises:
         JomaError: A group matches nothing or has an unknown setting; nothing is projected.
     """
-    given: list[Any] = [] if isinstance(parameters, nn.Module) else list(parameters)
-    if given and all(isinstance(one, Mapping) for one in given):
+    if isinstance(parameters, nn.parallel.DistributedDataParallel):
+        parameters = parameters.module
+    given = parameters if isinstance(parameters, nn.Module) else list(parameters)
+    if isinstance(given, list) and given and all(isinstance(one, Mapping) for one in given):
         if groups:
             raise JomaError("groups must be empty where parameter groups are passed")
-        for one in given:
-            _check_settings(one, {"params", *defaults, "param_names"})
-        if any("rank" in one for one in given):
-            made = [{"rank": None, **one} for one in given]
-        else:
-            made = _split(given, defaults["rank"])
-        _check_some(made)
-        return made
-    candidates = of_model(parameters) if isinstance(parameters, nn.Module) else of_parameters(given)
-    if not candidates:
-        raise JomaError("there are no parameters that want a gradient")
-    patterns = []
-    for one in groups:
-        _check_settings(one, {"match", *defaults})
-        if not isinstance(one.get("match"), str):
-            raise JomaError(f"a group must have a regular expression as 'match', got {dict(one)}")
-        patterns.append(re.compile(one["match"]))
-    members: dict[tuple[int, bool], list[Any]] = {}
-    for candidate in candidates:
-        found = (at for at, one in enumerate(patterns) if one.search(candidate.name))
-        at = next(found, -1)
-        projected = candidate.is_matrix or (at >= 0 and groups[at].get("rank") is not None)
-        entry = (candidate.name, candidate.parameter) if candidate.name else candidate.parameter
-        members.setdefault((at, projected and candidate.parameter.ndim == 2), []).append(entry)
-    unused = set(range(len(groups))) - {at for at, _ in members}
-    if unused:
-        raise JomaError(f"no parameter's name matches {groups[min(unused)]['match']!r}")
-    made = []
-    for (at, projected), entries in members.items():
-        own = {} if at < 0 else {key: one for key, one in groups[at].items() if key != "match"}
-        made.append({"rank": defaults["rank"], **own, "params": entries})
-        if not projected:
-            made[-1]["rank"] = None
+        made = _of_groups(given, defaults)
+    else:
+        made = _by_name(_candidates(given), groups, defaults)
     _check_some(made)
     return made
 
 
-def is_projected(parameter: Tensor, group: Mapping[str, Any]) -> bool:
-    """Return whether a parameter is projected: a matrix with sides longer than the rank."""
-    rank = group["rank"]
-    if rank is None or parameter.ndim != 2:
-        return False
-    return min(parameter.shape) > (1 if isinstance(rank, float) else rank)
+def _by_name(
+    candidates: Sequence[_Candidate],
+    groups: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return groups of parameters by the first expression that matches, projected or not."""
+    if not candidates:
+        raise JomaError("there are no parameters that want a gradient")
+    for one in groups:
+        _check_settings(one, {"match", *defaults})
+        if not isinstance(one.get("match"), str):
+            raise JomaError(f"a group must have a regular expression as 'match', got {dict(one)}")
+    members: dict[tuple[int, bool], list[Any]] = {}
+    for candidate in candidates:
+        matching = (at for at, one in enumerate(groups) if re.search(one["match"], candidate.name))
+        at = next(matching, -1)
+        wanted = candidate.is_matrix or (at >= 0 and groups[at].get("rank") is not None)
+        key = at, wanted and candidate.parameter.ndim == 2
+        members.setdefault(key, []).append(candidate.entry)
+    if unused := set(range(len(groups))) - {at for at, _ in members}:
+        raise JomaError(f"no parameter's name matches {groups[min(unused)]['match']!r}")
+    made = []
+    for (at, projected), entries in members.items():
+        own = {} if at < 0 else {key: one for key, one in groups[at].items() if key != "match"}
+        rank = {} if projected else {"rank": None}
+        made.append({"rank": defaults["rank"], **own, **rank, "params": entries})
+    return made
 
 
-def _split(groups: Sequence[Mapping[str, Any]], rank: Any) -> list[dict[str, Any]]:
-    """Return groups of the user, each split into matrices to be projected and the rest."""
+def _of_groups(
+    groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return groups of the user; without any rank, each split into matrices and the rest."""
+    for one in groups:
+        _check_settings(one, {"params", *defaults, "param_names"})
+    if any("rank" in one for one in groups):
+        return [{"rank": None, **one} for one in groups]
     several = [_entries(group) for group in groups]
-    candidates = iter(of_parameters([one for entries in several for one in entries]))
+    candidates = iter(_candidates([one for entries in several for one in entries]))
     made: list[dict[str, Any]] = []
     for group, entries in zip(groups, several, strict=True):
         own = [next(candidates) for _ in entries]
         settings = {key: one for key, one in group.items() if key != "param_names"}
         for projected in (True, False):
-            members = [
-                (one.name, one.parameter) if one.name else one.parameter
-                for one in own
-                if one.is_matrix == projected
-            ]
+            members = [one.entry for one in own if one.is_matrix == projected]
+            rank = defaults["rank"] if projected else None
             if members:
-                made.append({**settings, "params": members, "rank": rank if projected else None})
+                made.append({**settings, "params": members, "rank": rank})
     return made
 
 
@@ -248,19 +226,18 @@ def _check_settings(group: Mapping[str, Any], known: set[str]) -> None:
 
 def _check_some(groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise JomaError unless some matrix is projected."""
-    wanted: list[Tensor] = []
-    for group in groups:
-        entries = _entries({"params": group["params"]})
-        plain = [one[1] if isinstance(one, tuple) else one for one in entries]
-        if any(is_projected(one, group) for one in plain):
-            return
-        if group["rank"] is not None:
-            wanted += [one for one in plain if one.ndim == 2]
+    ranks = [
+        (one[1] if isinstance(one, tuple) else one, group["rank"])
+        for group in groups
+        for one in _entries({"params": group["params"]})
+    ]
+    if any(is_projected(*one) for one in ranks):
+        return
+    wanted = [min(one.shape) for one, rank in ranks if rank is not None and one.ndim == 2]
     if wanted:
-        sides = max(min(one.shape) for one in wanted)
         raise JomaError(
             f"GaLore projects nothing: the rank must be below the shorter side of a matrix, which "
-            f"is at most {sides} here"
+            f"is at most {max(wanted)} here"
         )
     raise JomaError(
         "GaLore projects nothing: no rank was given, or no matrix of a linear layer was found; "
