@@ -41,7 +41,6 @@ def floor(work: Table1Networks) -> dict[str, float]:
     members, sequences, length = batch.tokens.shape
     rows, d, h = sequences * length, config.width, config.hidden
     below = (config.layers - 1) * rows * (3 * d * d + 2 * d * h)
-    below -= max(0, rows - config.vocabulary) * 3 * d * d  # the first layer's depend on the token
     top = rows * 2 * d * d + sequences * (d * d + 2 * d * h)
     attention = (config.layers - 1) * rows * length * 2 * d
     operations = 6.0 * members * (below + top + attention)

@@ -5,8 +5,6 @@ import importlib
 import pytest
 
 RENAMED = [
-    ("joma.experiments.claims", "Measurement", "ClaimMeasurement"),
-    ("joma.experiments.claims", "Verdict", "ClaimVerdict"),
     ("joma.models", "Attention", "AttentionPart"),
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
@@ -14,9 +12,6 @@ RENAMED = [
     ("joma.probes.metrics", "Estimate", "BoundedValue"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
-    ("joma.theory.nonlinear", "Fit", "Eqn6Fit"),
-    ("joma.theory.scan_snap", "Corpus", "ScanSnapCorpus"),
-    ("joma.theory.scan_snap", "Trajectory", "ScanSnapTrajectory"),
 ]
 
 
