@@ -148,8 +148,7 @@ class TestLanguageNetworks:
         assert there == 89 - 2 * LENGTH
         model, step = work.ensemble.model, torch.tensor(2)
         model.config = dataclasses.replace(model.config, dropout=0.0)
-        loss = training.training_loss(work.ensemble.optimizer)
-        found = loss(model, (tokens, targets, weights), step).detach()
+        found = training.training_loss(model, (tokens, targets, weights), step).detach()
         with torch.no_grad():
             logits = model(tokens[:, :there])
         for member, expected in enumerate(found):
