@@ -26,9 +26,16 @@ from joma.models.discovery import (
     find_weights,
     reader_path,
 )
-from joma.models.language import LanguageConfig, LanguageModel
-from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
+from joma.models.networks import (
+    Embedding,
+    LanguageConfig,
+    LanguageModel,
+    LayerNorm,
+    Linear,
+    Transformer,
+    TransformerConfig,
+)
 from joma.models.parts import (
     AttentionPart,
     BlockPart,
@@ -42,7 +49,6 @@ from joma.models.parts import (
 )
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
-from joma.models.transformer import Transformer, TransformerConfig
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 __all__ = [
