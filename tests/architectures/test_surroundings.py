@@ -1,6 +1,5 @@
 """Attention of models inside other modules, and of models that get their inputs in odd ways."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -160,28 +159,6 @@ def test_the_transformer_of_torch_with_padding():
         return model.eval()
 
     _agree(make, lambda model: model(SOURCE, TOKENS, SOURCE_MASK == 0, MASK == 0))
-
-
-def test_threads_do_not_disturb_each_other():
-    model, other = build(BY_NAME["llama"]), build(BY_NAME["bert"])
-    alone, together = Entropies(), Entropies()
-
-    def run() -> None:
-        with torch.no_grad():
-            for _ in range(5):
-                other(TOKENS)
-                model(TOKENS)
-
-    with torch.no_grad(), watch_attention(model, alone):
-        model(TOKENS)
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    with watch_attention(model, together):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert together.means().keys() == alone.means().keys()
-    assert largest_difference(together.means(), alone.means()) < 1e-6
 
 
 def test_attention_over_blocks_is_refused():
