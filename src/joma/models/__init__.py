@@ -20,13 +20,7 @@ from joma.models.architectures import (
     weights,
 )
 from joma.models.checkpointing import enable_checkpointing
-from joma.models.discovery import (
-    Tracing,
-    dummy_forward,
-    find_stored_weights,
-    find_weights,
-    reader_path,
-)
+from joma.models.discovery import find_stored_weights, find_weights, reader_path
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
@@ -69,14 +63,12 @@ __all__ = [
     "SpecialTokens",
     "StoredTensor",
     "Tokenizer",
-    "Tracing",
     "Transformer",
     "TransformerConfig",
     "Weight",
     "WeightFiles",
     "architecture_of",
     "check_tokens",
-    "dummy_forward",
     "enable_checkpointing",
     "find_stored_weights",
     "find_weights",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
+from joma.models import Found, Weight, WeightFiles, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
 from joma.probes.inputs import Inputs, Windows, batches
 from joma.probes.metrics import PROBED, Effort, Metric, checked
@@ -92,7 +92,7 @@ def probe(
     text = batches(windows, inputs, sample, seed, device, batch)
     if any(metric.needs != "attention" for metric in asked):
         if parts is None:
-            parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
+            parts = find_weights(model, architecture=architecture)
         chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
     of_weights = [name for name in chosen if name in WEIGHT_METRICS]
     of_text = [PROBED[name] for name in chosen if name not in WEIGHT_METRICS]
@@ -144,7 +144,7 @@ def probe_weights(
     elif isinstance(source, WeightFiles):
         parts = find_stored_weights(source, architecture=architecture)
     else:
-        parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
+        parts = find_weights(source, architecture=architecture)
     chosen = measurable(chosen, parts, source, roles, asked_for=True)
     found = _of_weights(source, parts, chosen, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))

@@ -1,132 +1,165 @@
-"""The weights of any transformer, found by reading its module tree.
+"""The weights of any transformer, found by reading its module tree, or the names in its files."""
 
-Names and shapes say what a matrix is: which modules hold queries, keys, values and what follows
-attention, which an MLP, whether several matrices share one parameter, and in which order. One
-forward pass, where one is given, decides what the names leave open. What cannot be understood is
-left out and named in `Found.missing`; nothing raises for it.
-"""
-
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from joma.models.architectures import ROLES, config_entry
-from joma.models.discovery._attentions import FoundAttention, attention_at
-from joma.models.discovery._mlps import FoundMlp, mlp_at
-from joma.models.discovery._projections import Projection, children, projection_of, reader_path
+from joma.errors import JomaError
+from joma.models.architectures import (
+    ROLES,
+    Architecture,
+    config_entry,
+    found_by_map,
+    registered_for,
+)
+from joma.models.discovery._matrices import (
+    Matrix,
+    NotMeasuredError,
+    check_readable,
+    join,
+    matrix_of,
+    reader_path,
+    used_copy,
+)
+from joma.models.discovery._roles import FoundAttention, FoundMlp, attention_at, mlp_at
 from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Place, Rows, Weight
+from joma.models.weight_files import StoredTensor, WeightFiles
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
-
 _NOT_TOKENS = re.compile(r"pos|type|segment|relative|per_layer|bias|lang|speaker", re.IGNORECASE)
+_DEEPEST = 24
+"""Parts of a name beyond which it is no module's."""
 
 
-class Finder:
-    """Reads one module tree.
+def find_weights(model: nn.Module, *, architecture: Architecture | None = None) -> Found:
+    """Return the weights, attentions, MLPs and blocks of a model, and what is missing.
+
+    Works on Hugging Face models (with or without a head, wrapped by peft, checkpointed), on
+    torch's own transformer layers, and on other modules that name their projections in a usual
+    way. Parameters on the meta device are found as well.
 
     Args:
-        model: The model.
+        model: any module.
+        architecture: a map to go by instead. One that was registered for this kind of model
+            (`joma.models.register`) is used as if it was given.
 
-    Attributes:
-        attentions: those found, with the ways their fused matrices may be read.
-        mlps: those found.
+    Raises:
+        ValueError: the model does not have what the map that was given names.
     """
+    if architecture is None:
+        architecture = registered_for(model)
+    return _Finder(model).found() if architecture is None else found_by_map(model, architecture)
+
+
+def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None = None) -> Found:
+    """Return the weights in files, by the configuration next to them and the names they have.
+
+    Args:
+        files: the weights of a model.
+        architecture: a map to go by instead.
+
+    Raises:
+        ValueError: there is neither a configuration nor a map, or the files do not hold what the
+            map names.
+    """
+    config = files.config()
+    if architecture is None:
+        if config is None:
+            raise JomaError(
+                f"{files.source} has no config.json, which says what its weights are: give a map "
+                "(architecture, or --map on the command line)"
+            )
+        architecture = registered_for(config)
+    if architecture is not None:
+        return found_by_map(files.names, architecture, config)
+    return _Finder(_tree_of(files.tensors, config)).found()
+
+
+class _Finder:
+    """Reads one module tree."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.attentions: list[FoundAttention] = []
-        self.mlps: list[FoundMlp] = []
+        self._model, self._missing = model, dict[str, str]()
         self._modules = _in_use(model)
-        self._shown = {path: reader_path(path) for path in self._modules}
-        near = {path: children(module, path) for path, module in self._modules.items()}
+        self._matrices: dict[str, Matrix] = {}
+        self._stacks: dict[str, tuple[str, Tensor]] = {}
+        for path, module in self._modules.items():
+            self._read(path, module)
+        self._attentions: list[FoundAttention] = []
+        self._mlps: list[FoundMlp] = []
         configs: dict[str, Any] = {}
         taken: set[str] = set()
         for path, module in self._modules.items():
-            parent = path.rpartition(".")[0]
+            above = path.rpartition(".")[0]
             own = vars(module).get("config")
-            configs[path] = configs.get(parent) if own is None else _of_text(own)
-            above = near[parent] if path else {}
-            attention = attention_at(module, path, near[path], above, configs[path])
-            if attention is not None and not (names := _names_of(attention)) & taken:
-                self.attentions.append(attention)
-                taken |= names
+            configs[path] = configs.get(above) if own is None else _of_text(own)
+            lookups = self._inside(path), self._inside(above if path else "\0")
+            found = attention_at(module, reader_path(path), *lookups, configs[path])
+            if found is not None and not _names_of(found) & taken:
+                self._attentions.append(found)
+                taken |= _names_of(found)
         for path, module in self._modules.items():
-            mlp = mlp_at(module, path, near[path], taken)
-            if mlp is not None and not (names := _names_of(mlp)) & taken:
-                self.mlps.append(mlp)
-                taken |= names
-        self._numbers = _Blocks(self._modules, self._shown, self.attentions, self.mlps)
+            shown, inside = reader_path(path), self._inside(path)
+            mlp = mlp_at(module, shown, inside, self._stacks, taken, configs[path])
+            if mlp is not None and not _names_of(mlp) & taken:
+                self._mlps.append(mlp)
+                taken |= _names_of(mlp)
+
+    def _read(self, path: str, module: nn.Module) -> None:
+        """Note the matrices a module holds."""
+        shown = reader_path(path)
+        try:
+            matrix = matrix_of(module, path)
+            if matrix is not None:
+                self._matrices.setdefault(shown.lower(), matrix)
+        except NotMeasuredError as error:
+            self._missing[shown] = str(error)
+        base = module._modules.get("base_layer", nn.Module())
+        if base is not None and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters()):
+            why = "an adapter changes it, and how is not known for stacks of matrices"
+            self._missing[shown] = why
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not is_lazy(parameter) and parameter.ndim == 3:
+                key = shown if name == "weight" else join(shown, name)
+                try:
+                    check_readable(parameter)
+                    self._stacks[key.lower()] = join(path, name), parameter
+                except NotMeasuredError as error:
+                    self._missing[key] = str(error)
+
+    def _inside(self, path: str) -> Any:
+        prefix = reader_path(path).lower()
+        return lambda name: self._matrices.get(join(prefix, name))
 
     def found(self) -> Found:
         """Return what was found."""
-        missing = _adapted_stacks(self.model)
-        attentions = [self._attention(it, missing) for it in self.attentions]
-        mlps = [one for it in self.mlps for one in self._experts(it, missing)]
+        missing = self._missing
+        blocks = _Blocks(self._modules, self._attentions, self._mlps)
+        attentions = [_attention(it, blocks.layer_of(it.path)) for it in self._attentions]
+        mlps = [one for it in self._mlps for one in _experts(it, blocks.layer_of(it.path))]
+        embeddings = _embeddings(self._modules, self._matrices)
         found = Found(
-            embeddings_of(self.model, self._modules, missing),
-            tuple(it for it in attentions if it is not None),
-            tuple(it for it in mlps if it is not None),
-            self._numbers.blocks,
+            embeddings, tuple(it for it in attentions if it.weights), tuple(mlps), blocks.blocks
         )
-        weights = found.weights
-        present = {weight.role for weight in weights}
+        for attention in self._attentions:
+            missing |= attention.notes
+        present = {weight.role for weight in found.weights}
         for role in ROLES:
             if role not in present and not (role == "mlp_up" and "mlp_lower" in present):
                 missing[role] = (
-                    f"no part of {type(self.model).__name__} was recognised as its {role}"
+                    f"no part of {type(self._model).__name__} was recognised as its {role}"
                 )
-        used = {name for weight in weights for name in weight.names}
-        inside = tuple(f"{path}." for path in self._numbers.paths if path)
-        unrecognised = tuple(
-            name
-            for name, parameter in self.model.named_parameters()
-            if name not in used
-            and not name.endswith("bias")
-            and name.startswith(inside)
-            and not is_lazy(parameter)
-            and parameter.ndim > 1
-        )
-        return replace(found, missing=missing, unrecognised=unrecognised)
+        return replace(found, missing=missing)
 
-    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart | None:
-        layer = self._numbers.layer_of(found.path)
-        missing |= found.notes
-        made: dict[str, Any] = {
-            role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
-        }
-        if not any(made.values()):
-            return None
-        return AttentionPart(
-            self._shown[found.path],
-            layer,
-            **made,
-            heads=found.heads,
-            key_heads=found.key_heads,
-            latent=found.latent,
-            checked=found.checked,
-        )
 
-    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp | None]:
-        layer = self._numbers.layer_of(found.path)
-        path = self._shown[found.path]
-
-        def one(module: str, expert: int | None) -> Mlp | None:
-            stacked = found.experts is not None
-            made: dict[str, Any] = {
-                role.removeprefix("mlp_"): _weight(role, layer, *part, missing, expert, stacked)
-                for role, part in found.parts.items()
-            }
-            if not any(made.values()):
-                return None
-            return Mlp(module, layer, **made, expert=expert, down_path=found.down_path)
-
-        if found.experts is None:
-            return [one(path, _expert_number(found.path))]
-        return [one(f"{path}[{expert}]", expert) for expert in range(found.experts)]
+def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
+    return {matrix.name for matrix, _ in found.parts.values()}
 
 
 def _of_text(config: Any) -> Any:
@@ -137,65 +170,85 @@ def _of_text(config: Any) -> Any:
     return next((it for it in inside if it is not None and not isinstance(it, str)), config)
 
 
+def _attention(found: FoundAttention, layer: int | None) -> AttentionPart:
+    made: dict[str, Any] = {role: _weight(role, layer, *part) for role, part in found.parts.items()}
+    heads = {"heads": found.heads, "key_heads": found.key_heads, "latent": found.latent}
+    return AttentionPart(found.path, layer, **made, **heads)
+
+
+def _experts(found: FoundMlp, layer: int | None) -> list[Mlp]:
+    def one(path: str, expert: int | None, stacked: bool) -> Mlp:
+        made: dict[str, Any] = {
+            role.removeprefix("mlp_"): _weight(role, layer, *part, expert, stacked)
+            for role, part in found.parts.items()
+        }
+        return Mlp(path, layer, **made, expert=expert, down_path=found.down_path)
+
+    if found.experts is None:
+        return [one(found.path, _expert_number(found.path), False)]
+    return [one(f"{found.path}[{expert}]", expert, True) for expert in range(found.experts)]
+
+
+def _weight(
+    role: str,
+    layer: int | None,
+    matrix: Matrix,
+    rows: Rows | None,
+    expert: int | None = None,
+    stacked: bool = False,
+) -> Weight:
+    """Return the weight that is a matrix, some rows of it, or one of a stack of matrices."""
+    module = (matrix.path or matrix.name) + (f"[{expert}]" if stacked else "")
+    return Weight(
+        role,
+        layer,
+        module if rows is None else f"{module}[{role}]",
+        matrix.name,
+        Place(matrix.name, rows, matrix.transposed),
+        expert=expert,
+        updates=matrix.updates,
+        path=matrix.computed,
+        stored=matrix.stored,
+    )
+
+
 class _Blocks:
     """Which block each part of a model is in, and the blocks' numbers."""
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        shown: Mapping[str, str],
         attentions: Iterable[FoundAttention],
         mlps: Iterable[FoundMlp],
     ) -> None:
-        self._of: dict[str, str] = {}
         attending = {path for it in attentions for path in _above(it.path)}
-        thinking = {path for it in mlps for path in _above(it.path)}
-        both = attending & thinking
+        both = attending & {path for it in mlps for path in _above(it.path)}
+        self._block_of: dict[str, str] = {}
         for it in (*attentions, *mlps):
             numbered = [path for path in _above(it.path) if _is_numbered(path)]
             whole = [path for path in numbered if path in both]
-            if whole:
-                self._of[it.path] = whole[0]
-        lists = {path.rpartition(".")[0] for path in self._of.values()}
-        for it in (*attentions, *mlps):
-            if it.path in self._of:
-                continue
-            numbered = [path for path in _above(it.path) if _is_numbered(path)]
-            listed = [path for path in numbered if path.rpartition(".")[0] in lists]
             common = [path for path in _above(it.path) if path in both]
-            self._of[it.path] = (listed or numbered or common or [it.path])[0]
-        found = dict.fromkeys(self._of.values())
-        lists |= {path.rpartition(".")[0] for path in found if _is_numbered(path)}
-        if not found:
-            lists = _longest_list(modules)
+            self._block_of[it.path] = (whole or numbered or common or [it.path])[0]
+        found = dict.fromkeys(self._block_of.values())
+        lists = {path.rpartition(".")[0] for path in found if _is_numbered(path)}
         # A model may have blocks without numbers in their paths: their order numbers them.
-        self._order: dict[str, int] = {}
+        self._order = {}
         if all(_number(path) is None for path in found):
-            self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
-        self.paths = [
-            path
-            for path, module in modules.items()
+            self._order = {path: place for place, path in enumerate(found)}
+        shown = {reader_path(path): module for path, module in modules.items()}
+        self.blocks = tuple(
+            BlockPart(path, self._number(path))
+            for path, module in shown.items()
             if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
             and not isinstance(module, nn.Identity)
-        ]
-        self.blocks = tuple(BlockPart(shown[path], self._number(path)) for path in self.paths)
+        )
 
     def layer_of(self, path: str) -> int | None:
         """Return the number of the block a part is in."""
-        return self._number(self._of.get(path, path))
+        return self._number(self._block_of.get(path, path))
 
     def _number(self, path: str) -> int | None:
         return self._order.get(path, _number(path))
-
-
-def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Return the list of most modules of one class, where nothing in a model was recognised."""
-    alike = {
-        path: len(module)
-        for path, module in modules.items()
-        if isinstance(module, nn.ModuleList) and len({type(it) for it in module}) == 1
-    }
-    return {max(alike, key=lambda path: alike[path])} if alike else set()
 
 
 def _above(path: str) -> list[str]:
@@ -222,101 +275,52 @@ def _expert_number(path: str) -> int | None:
     return int(last) if inside and last.isdigit() else None
 
 
-def _weight(
-    role: str,
-    layer: int | None,
-    projection: Projection,
-    rows: Rows | None,
-    missing: dict[str, str],
-    expert: int | None = None,
-    stacked: bool = False,
-) -> Weight | None:
-    """Return the weight that is a matrix, some rows of it, or one of a stack of matrices."""
-    if projection.why_not:
-        missing[projection.path or projection.name] = projection.why_not
-        return None
-    module = (projection.path or projection.name) + (f"[{expert}]" if stacked else "")
-    return Weight(
-        role,
-        layer,
-        module if rows is None else f"{module}[{role}]",
-        projection.name,
-        Place(projection.name, rows, projection.transposed),
-        expert=expert,
-        updates=projection.updates,
-        path=projection.computed,
-        stored=projection.stored,
-    )
-
-
-def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
-    return {projection.name for projection, _ in found.parts.values()}
-
-
-def _adapted_stacks(model: nn.Module) -> dict[str, str]:
-    """Return experts that peft adapts as stacks of matrices, and why they are left out."""
-    return {
-        reader_path(path): "an adapter changes it, and how is not known for stacks of matrices"
-        for path, module in model.named_modules()
-        if (base := module._modules.get("base_layer")) is not None
-        and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters())
-    }
-
-
 def _in_use(model: nn.Module) -> dict[str, nn.Module]:
     """Return modules by path, without what peft keeps next to the copies it trains."""
-    modules = {
+    unused: set[str] = set()
+    for path, module in model.named_modules():
+        copies = module._modules.get("modules_to_save")
+        if isinstance(copies, nn.ModuleDict):
+            used = used_copy(module, copies)
+            unused |= {f"{path}.modules_to_save.{name}" for name in copies if name != used}
+            unused |= {f"{path}.original_module"} if used else set()
+    return {
         path: module
         for path, module in model.named_modules()
         if not {"base_layer", "lora_A", "lora_B"} & set(path.split("."))
+        and not unused & set(_above(path))
     }
-    unused: set[str] = set()
-    for path, module in modules.items():
-        copies = module._modules.get("modules_to_save")
-        if not isinstance(copies, nn.ModuleDict):
-            continue
-        active = getattr(module, "active_adapters", None) or getattr(module, "active_adapter", ())
-        active = (active,) if isinstance(active, str) else tuple(active or ())
-        used = [] if getattr(module, "disable_adapters", False) else active
-        unused |= {f"{path}.modules_to_save.{name}" for name in copies if name not in used}
-        if any(name in copies for name in used):
-            unused.add(f"{path}.original_module")
-    return {path: it for path, it in modules.items() if not unused & set(_above(path))}
 
 
-def embeddings_of(
-    model: nn.Module, modules: Mapping[str, nn.Module], missing: dict[str, str]
+def _embeddings(
+    modules: Mapping[str, nn.Module], matrices: Mapping[str, Matrix]
 ) -> tuple[Weight, ...]:
     """Return the token embeddings, each once.
 
     Those that Hugging Face models name; else the embedding with most rows that is not one of
     positions, types or relative distances.
-
-    Args:
-        model: The whole model.
-        modules: Its modules in use, by path.
-        missing: Gets an entry for an embedding that cannot be measured.
     """
     paths = {id(module): path for path, module in reversed(list(modules.items()))}
+    named = [paths.get(id(it)) for module in modules.values() if (it := _named_by(module))]
     tables = {
-        path: module
+        path: module.num_embeddings
         for path, module in modules.items()
-        if isinstance(module, nn.Embedding) and not _NOT_TOKENS.search(_last(path))
+        if isinstance(module, nn.Embedding)
     }
-    named = [_named_by(module) for module in modules.values()]
-    places = [(it, paths[id(it)]) for it in named if it is not None and id(it) in paths]
-    places = [(it, path) for it, path in places if not _NOT_TOKENS.search(_last(path))]
-    chosen = [made for place in places if (made := projection_of(*place)) is not None]
-    if not chosen and tables:
-        largest = max(tables, key=lambda path: tables[path].num_embeddings)
-        made = projection_of(tables[largest], largest)
-        chosen = [] if made is None else [made]
-    found: dict[object, Weight] = {}
-    for projection in chosen:
-        weight = _weight("embedding", None, projection, None, missing)
-        if weight is not None:
-            found.setdefault(_parameter(model, weight.name), weight)  # two towers may share one
+    every = [path for path in (*named, *tables) if path is not None and not _is_other(path)]
+    chosen = [path for path in every if path in named] or sorted(every, key=lambda it: -tables[it])[
+        :1
+    ]
+    found: dict[int, Weight] = {}
+    for path in chosen:
+        matrix = matrices.get(reader_path(path).lower())
+        if matrix is not None:  # two towers may share one
+            found.setdefault(id(_table(modules[path])), _weight("embedding", None, matrix, None))
     return tuple(found.values())
+
+
+def _is_other(path: str) -> bool:
+    return _NOT_TOKENS.search(path.rpartition(".")[2]) is not None
 
 
 def _named_by(module: nn.Module) -> nn.Module | None:
@@ -328,19 +332,69 @@ def _named_by(module: nn.Module) -> nn.Module | None:
         named = get(module)
     except Exception:  # a model without one says so in different ways
         return None
-    if not isinstance(named, nn.Module):
-        return None
-    inside = named._modules.get("base_layer", named._modules.get("original_module", named))
-    return named if isinstance(inside, nn.Embedding) else None
+    return (
+        named if isinstance(named, nn.Module) and isinstance(_inner(named), nn.Embedding) else None
+    )
 
 
-def _parameter(model: nn.Module, name: str) -> object:
-    """Return what tells parameters apart."""
-    try:
-        return id(model.get_parameter(name))
-    except AttributeError:
-        return name
+def _inner(module: nn.Module) -> nn.Module | None:
+    """Return the layer inside of a layer of peft."""
+    return module._modules.get("base_layer", module._modules.get("original_module", module))
 
 
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
+def _table(module: nn.Module) -> object:
+    inner = _inner(module)
+    return module if inner is None else inner._parameters.get("weight", module)
+
+
+class Conv1D(nn.Module):
+    """Stands for GPT-2's transposed linear layer."""
+
+
+_TABLE = re.compile(r"embed(?!.*out)|wte|tok|word|shared|^w$", re.IGNORECASE)
+
+
+def _tree_of(tensors: Mapping[str, StoredTensor], config: Any) -> nn.Module:
+    """Return a tree of modules with parameters of these names and shapes, without numbers.
+
+    Args:
+        tensors: by name.
+        config: the configuration, which the tree's root carries.
+    """
+    root = nn.Module()
+    root.config = config
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        odd = any(not part or hasattr(nn.Module, part) for part in (*path, last))
+        if odd or len(path) > _DEEPEST or not tensor.dtype.is_floating_point:
+            continue
+        module = root
+        for part in path:
+            module = module._modules.setdefault(part, nn.Module()) or root
+        if last not in module._modules and math.prod(tensor.shape):
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            module._parameters[last] = nn.Parameter(made, requires_grad=False)
+    for path, module in list(root.named_modules()):
+        _mark_transposed(module)
+        _mark_table(path, module)
+    return root
+
+
+def _mark_transposed(module: nn.Module) -> None:
+    """Mark matrices stored as (in, out), as GPT-2's are: wide where another model's are tall."""
+    for first in ("c_attn", "c_fc"):
+        weight = getattr(module._modules.get(first), "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] < weight.shape[1]:
+            for name in (first, "c_proj"):
+                if (inside := module._modules.get(name)) is not None:
+                    inside.__class__ = Conv1D
+
+
+def _mark_table(path: str, module: nn.Module) -> None:
+    """Take a module with one matrix for an embedding where it is called so."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.ndim != 2 or module._modules or type(module) is not nn.Module:
+        return
+    if len(module._parameters) == 1 and _TABLE.search(path.rpartition(".")[2]):
+        module.__class__ = nn.Embedding
+        module.num_embeddings, module.embedding_dim = weight.shape  # type: ignore[assignment]
