@@ -1,11 +1,13 @@
 """What the matrices of a module are to it: queries, keys, values and output, or those of an MLP.
 
-Names say it, and shapes confirm it. A family that names its projections in another way adds a word
-to these tables, or has a map.
+Names say it, those of `names.toml`, and shapes confirm it.
 """
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,135 +16,8 @@ from joma.models.architectures import config_entry
 from joma.models.discovery._matrices import Matrix, join, matrix_stored_as, reader_path
 from joma.models.parts import Rows
 
-_SEPARATE = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("q", "k", "v"),
-    ("q_lin", "k_lin", "v_lin"),
-    ("wq", "wk", "wv"),
-    ("linear_q", "linear_k", "linear_v"),
-    ("to_q", "to_k", "to_v"),
-    ("w_q", "w_k", "w_v"),
-    ("query_proj", "key_proj", "value_proj"),
-    ("q_linear", "k_linear", "v_linear"),
-    ("fc_q", "fc_k", "fc_v"),
-)
-"""Queries, keys and values made by modules of their own."""
-
-_FUSED = (
-    "query_key_value",
-    "qkv_proj",
-    "c_attn",
-    "wqkv",
-    "qkv",
-    "in_proj",
-    "to_qkv",
-    "w_qkv",
-    "qkv_linear",
-    "c_qkv",
-)
-"""Queries, keys and values made by one module."""
-
-_BY_HEAD_NAMES = ("query_key_value",)
-_BY_HEAD_MODELS = ("deberta", "gpt_bigcode")
-_IN_FOUR_MODELS = ("codegen",)
-"""Fused modules whose parts alternate by head, or come in four groups of heads; else they follow
-each other."""
-
-_FUSED_KEY_VALUE = ("kv_proj", "kv", "key_value", "to_kv", "c_attn", "wkv", "linear_kv")
-"""Keys and values made by one module, where the queries have another."""
-
-_LONE_QUERY = ("q_attn", "q_proj", "query", "q", "to_q", "wq", "q_lin")
-"""The queries' module where keys and values are made by one."""
-
-_OUTPUT = (
-    "o_proj",
-    "out_proj",
-    "o",
-    "out_lin",
-    "wo",
-    "dense",
-    "c_proj",
-    "linear_out",
-    "to_out.0",
-    "to_out",
-    "out",
-    "proj",
-    "output",
-    "w_o",
-    "out_linear",
-    "fc_o",
-    "projection",
-)
-"""The matrix after attention."""
-
-_OUTPUT_NEXT_TO_ATTENTION = ("output.dense", "output", "o_proj", "out_proj")
-"""The same, in the parent of the module that holds queries and keys (BERT)."""
-
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
-_HEAD_WIDTH = (
-    "head_dim",
-    "attention_head_size",
-    "key_value_proj_dim",
-    "head_size",
-    "d_kv",
-    "dim_head",
-)
-_WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
-"""Attributes of attention modules and configurations."""
-
-_GATED = (
-    ("gate_proj", "up_proj", "down_proj"),
-    ("w1", "w3", "w2"),
-    ("w1", "w2", "w3"),
-    ("w1", "v1", "w2"),
-    ("wi_0", "wi_1", "wo"),
-    ("gate", "up", "down"),
-    ("gate_linear", "up_linear", "down_linear"),
-    ("linear_1", "linear_v", "linear_2"),
-    ("fc1_g", "fc1_x", "fc2"),
-)
-"""The gate, its partner and the second matrix of a gated MLP."""
-
-_PLAIN = (
-    ("gate_up_proj", "down_proj"),
-    ("up_proj", "down_proj"),
-    ("fc1", "fc2"),
-    ("c_fc", "c_proj"),
-    ("fc_in", "fc_out"),
-    ("dense_h_to_4h", "dense_4h_to_h"),
-    ("lin1", "lin2"),
-    ("wi", "wo"),
-    ("intermediate_dense", "output_dense"),
-    ("intermediate.dense", "output.dense"),
-    ("ffn", "ffn_output"),
-    ("linear1", "linear2"),
-    ("linear_1", "linear_2"),
-    ("layer_1", "layer_2"),
-    ("input_linear", "output_linear"),
-    ("linear_in", "linear_out"),
-    ("weights_in", "weights_out"),
-    ("w_in", "w_out"),
-    ("w12", "w3"),
-    ("w1", "w2"),
-    ("up", "down"),
-    ("fc", "proj"),
-    ("0", "1"),
-    ("0", "2"),
-    ("0", "3"),
-)
-"""The two matrices of an MLP; the first may hold a gate and its partner, one after the other."""
-
-_EXPERTS = (
-    ("gate_up_proj", "down_proj"),
-    ("up_proj", "down_proj"),
-    ("input_linear", "output_linear"),
-    ("w1", "w2"),
-)
-"""The same as stacks of matrices, (experts, …, …)."""
-
-_ALTERNATING_EXPERTS = ("gpt_oss",)
-"""Models whose experts' gates and their partners take turns, row by row."""
+_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_ATTENTION, _MLP = (SimpleNamespace(**_NAMES[part]) for part in ("attention", "mlp"))
 
 Parts = dict[str, tuple[Matrix, Rows | None]]
 """By role the matrix, and the rows of it where it is fused."""
@@ -208,7 +83,7 @@ def attention_at(
     if found is None:
         return None
     taken = {matrix.name for matrix, _ in found.parts.values()}
-    outputs = [*map(inside, _OUTPUT), *map(above, _OUTPUT_NEXT_TO_ATTENTION)]
+    outputs = [*map(inside, _ATTENTION.output), *map(above, _ATTENTION.output_next_to_it)]
     for output in outputs:
         if output is not None and output.name not in taken and _fits(output, found):
             found.parts["output"] = (output, None)
@@ -218,8 +93,10 @@ def attention_at(
 
 
 def _separate(module: nn.Module, path: str, inside: Lookup, config: Any) -> FoundAttention | None:
-    both = next((it for it in map(inside, _FUSED_KEY_VALUE) if it and it.out % 2 == 0), None)
-    for names in (*_SEPARATE, *((name,) for name in _LONE_QUERY)):
+    both = next(
+        (it for it in map(inside, _ATTENTION.fused_key_value) if it and it.out % 2 == 0), None
+    )
+    for names in (*_ATTENTION.separate, *((name,) for name in _ATTENTION.lone_query)):
         # Some models use the keys as values, or the keys of another layer.
         made = zip(("query", "key", "value"), map(inside, names), strict=False)
         parts: Parts = {role: (it, None) for role, it in made if it is not None}
@@ -234,11 +111,11 @@ def _separate(module: nn.Module, path: str, inside: Lookup, config: Any) -> Foun
 def _fused(module: nn.Module, path: str, inside: Lookup, config: Any) -> FoundAttention | None:
     if any(name.startswith("conv") for name in module._modules):
         return None  # a convolution's or state space model's in_proj
-    name = next((name for name in _FUSED if inside(name) is not None), "")
+    name = next((name for name in _ATTENTION.fused if inside(name) is not None), "")
     whole = inside(name) if name else None
     if whole is None:
         return None
-    heads, width = _entry(module, config, _HEADS), _head_width(module, config)
+    heads, width = _entry(module, config, _ATTENTION.heads), _head_width(module, config)
     if heads and not width and whole.out % (3 * heads) == 0:
         width = whole.out // (3 * heads)
     if heads and width:
@@ -250,7 +127,7 @@ def _fused(module: nn.Module, path: str, inside: Lookup, config: Any) -> FoundAt
         return FoundAttention(path, parts, heads, key_heads)
     if whole.out != 3 * whole.inputs:
         return None
-    if name in _BY_HEAD_NAMES:
+    if name in _ATTENTION.by_head_names:
         why = "it is fused by head, and the number of heads is unknown"
         return FoundAttention(path, {}, notes={whole.path: why})
     return FoundAttention(path, _thirds(whole))
@@ -264,13 +141,15 @@ def _fused_rows(
     With several heads of keys, and all by head, each head of keys follows the queries that use it.
     """
     model_type = str(config_entry(config, "model_type"))
-    if model_type in _IN_FOUR_MODELS:
+    if model_type in _ATTENTION.in_four_models:
         return dict(
             zip(("query", "value", "key"), Rows.following(*3 * [heads * width // 4]), strict=True)
         )
     each = heads // key_heads
     sizes = (heads * width, key_heads * width, key_heads * width)
-    if key_heads > 1 and (name in _BY_HEAD_NAMES or model_type in _BY_HEAD_MODELS):
+    if key_heads > 1 and (
+        name in _ATTENTION.by_head_names or model_type in _ATTENTION.by_head_models
+    ):
         sizes = (each * width, width, width)
     return dict(zip(("query", "key", "value"), Rows.following(*sizes), strict=True))
 
@@ -290,8 +169,8 @@ def _latent(module: nn.Module, path: str, inside: Lookup, config: Any) -> FoundA
         for it in map(inside, ("q_a_proj", "kv_a_proj_with_mqa"))
         if it is not None
     }
-    heads = _entry(module, config, _HEADS)
-    own, values = (_entry(module, config, (name,)) for name in ("qk_nope_head_dim", "v_head_dim"))
+    heads = _entry(module, config, _ATTENTION.heads)
+    own, values = (_entry(module, config, [name]) for name in ("qk_nope_head_dim", "v_head_dim"))
     parts: Parts = {"query": (query, None)}
     if own and values and heads and both.out == heads * (own + values):
         key, value = Rows.following(own, values)
@@ -329,7 +208,7 @@ def _with_heads(found: FoundAttention, module: nn.Module, config: Any) -> FoundA
         return found
     query, _ = found.parts["query"]
     key, rows = found.parts.get("key", (None, None))
-    width, said = _head_width(module, config), _entry(module, config, _HEADS)
+    width, said = _head_width(module, config), _entry(module, config, _ATTENTION.heads)
     if not width and said and query.out % said == 0:
         width = query.out // said
     if not width or query.out % width:
@@ -351,13 +230,16 @@ def _with_heads(found: FoundAttention, module: nn.Module, config: Any) -> FoundA
 
 def _head_width(module: nn.Module, config: Any) -> int | None:
     """Return how many rows of the queries' matrix one head has."""
-    if width := _entry(module, config, _HEAD_WIDTH):
+    if width := _entry(module, config, _ATTENTION.head_width):
         return width
-    heads, total = _entry(module, config, _HEADS), _entry(None, config, _WIDTH)
+    heads, total = (
+        _entry(module, config, _ATTENTION.heads),
+        _entry(None, config, _ATTENTION.width),
+    )
     return total // heads if heads and total and total % heads == 0 else None
 
 
-def _entry(module: nn.Module | None, config: Any, names: tuple[str, ...]) -> int | None:
+def _entry(module: nn.Module | None, config: Any, names: Sequence[str]) -> int | None:
     """Return a positive number by the attributes of a module, else of its configuration."""
     every = [(holder, name) for holder in (module, config) for name in names]
     return next((it for holder, name in every if (it := _number(holder, name))), None)
@@ -388,7 +270,7 @@ def mlp_at(
         taken: names of parameters that have a role already.
         config: the configuration of this part of the model.
     """
-    for names in (*_GATED, *_PLAIN):
+    for names in (*_MLP.gated, *_MLP.plain):
         if names[0].isdigit() and not isinstance(module, nn.Sequential):
             continue
         made = [it for it in map(inside, names) if it is not None]
@@ -399,11 +281,11 @@ def mlp_at(
             return FoundMlp(path, parts, made[-1].holder)
     if "attention" in path or "attn" in path:
         return None  # experts of attention's own projections (JetMoE)
-    for names in _EXPERTS:
+    for names in _MLP.experts:
         lower, down = (stacks.get(join(path, name).lower()) for name in names)
         if lower is not None and down is not None and len(lower[1]) == len(down[1]):
             known = getattr(module, "is_transposed", None)
-            alternating = config_entry(config, "model_type") in _ALTERNATING_EXPERTS
+            alternating = config_entry(config, "model_type") in _MLP.alternating_models
             for transposed in (known,) if isinstance(known, bool) else (False, True):
                 first, last = _slice(*lower, transposed), _slice(*down, transposed)
                 parts = _plain(first, last, alternating=alternating)
