@@ -274,31 +274,6 @@ def test_probe_reports_every_head_of_a_fused_projection_without_a_map():
         assert one.value == pytest.approx(float(own.mean()), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("left", [False, True])
-def test_decoding_with_a_cache(implementation: str, left: bool):
-    model, tokens = huggingface("llama", implementation), padded("left")
-    inputs = tokens if left else {"input_ids": TOKENS}
-    given = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    rows: dict[str, list[Tensor]] = {}
-
-    def see(call: AttentionCall) -> None:
-        found = call.statistics()
-        real_BT = ~found.logsumexp.isneginf().all(1)
-        rows.setdefault(call.name, []).append(found.entropy.transpose(1, 2)[real_BT].double())
-
-    with watch_attention(model, see):
-        model.generate(**inputs, **given)
-    written = huggingface("llama", "eager")
-    with torch.no_grad(), _reference.recording(written) as seen:
-        written.generate(**inputs, **given)
-    real = {9: inputs["attention_mask"].bool()} if left else {}
-    for attention in seen:
-        found = rows[attention.key].pop(0)
-        torch.testing.assert_close(found, attention.rows(real), atol=TOLERANCE, rtol=0)
-    assert not any(rows.values())
-
-
 def test_half_precision_and_autocast():
     model, inputs = huggingface("llama"), padded("right")
     expected = entropies(model, inputs)
