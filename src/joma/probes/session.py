@@ -199,10 +199,11 @@ def probe_weights(
     """
     asked = checked(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
     chosen = tuple(metric.name for metric in asked)
-    if parts is None and isinstance(source, WeightFiles):
-        parts = find_stored_weights(source, architecture=architecture)
-    elif parts is None:
-        parts = find_weights(source, architecture=architecture)
+    if parts is None:
+        in_files = isinstance(source, WeightFiles)
+        find: Any = find_stored_weights if in_files else find_weights
+        parts = find(source, architecture=architecture)
+    assert isinstance(parts, Found)
     measurable(chosen, parts, source, roles, asked_for=True)
     found = _of_weights(source, parts, asked, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
@@ -283,12 +284,14 @@ def _of_weights(
     total, done = sum(map(len, together.values())), 0
     found: list[Measurement] = []
     for stored, weights in together.items():
-        files = isinstance(source, WeightFiles)
-        tensors = {name: source.read(name) for name in stored} if files else {}
+        tensors = {}
+        if isinstance(source, WeightFiles):
+            tensors = {name: source.read(name) for name in stored}
         for weight in weights:
             progress(f"weigh {weight.module}", done, total)
             try:
-                matrix = weight.matrix(tensors) if files else weight.of(source)
+                of_model = isinstance(source, nn.Module)
+                matrix = weight.of(source) if of_model else weight.matrix(tensors)
                 found += _of_weight(weight, matrix.detach(), wanted[weight.role], effort)
             except ValueError as error:
                 raise JomaError(f"{weight.module} cannot be measured: {error}") from error
@@ -333,7 +336,9 @@ class _ForwardPasses:
         self._metrics: dict[Needs, list[Metric]] = {}
         for metric in metrics:
             self._metrics.setdefault(metric.needs, []).append(metric)
-        self._collected = {needs: collected(own) for needs, own in self._metrics.items()}
+        self._collected: dict[Needs, Any] = {
+            needs: collected(own) for needs, own in self._metrics.items()
+        }
         self._seen: dict[tuple[Needs, str], _MeasuredPart] = {}
         self._passes: Counter[str] = Counter()
         self._batch: ProbeBatch

@@ -18,7 +18,7 @@ _COMPUTED_FROM = ("weight_orig", "weight_v", "weight_bar")
 
 
 @dataclass(frozen=True)
-class Matrix:
+class StoredMatrix:
     """The matrix of one module, (out, inputs).
 
     Args:
@@ -68,7 +68,7 @@ def check_readable(parameter: Tensor) -> None:
         raise NotMeasuredError(f"it is stored as {parameter.dtype}: quantized weights are not read")
 
 
-def matrix_of(module: nn.Module, path: str) -> Matrix | None:
+def matrix_of(module: nn.Module, path: str) -> StoredMatrix | None:
     """Return the matrix of a module; None where it holds none.
 
     Raises:
@@ -88,16 +88,16 @@ def matrix_of(module: nn.Module, path: str) -> Matrix | None:
 
 def matrix_stored_as(
     weight: Tensor, name: str, path: str, transposed: bool = False
-) -> Matrix | None:
+) -> StoredMatrix | None:
     """Return a parameter as a matrix; None where it is none, nor a convolution of width one."""
     check_readable(weight)
     if weight.ndim < 2 or any(size != 1 for size in weight.shape[2:]):
         return None
     out, inputs = weight.shape[1::-1] if transposed else weight.shape[:2]
-    return Matrix(reader_path(path), name, out, inputs, transposed, holder=path)
+    return StoredMatrix(reader_path(path), name, out, inputs, transposed, holder=path)
 
 
-def _computed(module: nn.Module, path: str) -> Matrix | None:
+def _computed(module: nn.Module, path: str) -> StoredMatrix | None:
     """Return a matrix made from other parameters: normalised, pruned or parametrized."""
     if parametrize.is_parametrized(module, "weight"):
         prefix = join(path, "parametrizations", "weight")
@@ -115,7 +115,7 @@ def _computed(module: nn.Module, path: str) -> Matrix | None:
     return None if found is None else replace(found, computed=path, stored=tuple(own))
 
 
-def _with_updates(found: Matrix, layer: nn.Module, path: str) -> Matrix:
+def _with_updates(found: StoredMatrix, layer: nn.Module, path: str) -> StoredMatrix:
     """Return a layer of peft: its base and the updates that are active."""
     found = replace(found, path=reader_path(path), holder=path)
     if bool(getattr(layer, "fan_in_fan_out", False)) and not found.transposed:
@@ -154,7 +154,7 @@ def _active(layer: nn.Module) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else tuple(named or ())
 
 
-def _trained_copy(module: nn.Module, saved: nn.ModuleDict, path: str) -> Matrix | None:
+def _trained_copy(module: nn.Module, saved: nn.ModuleDict, path: str) -> StoredMatrix | None:
     """Return a module of which peft trains a copy: the copy where it is used, else the original."""
     name = used_copy(module, saved)
     inside = saved[name] if name else module._modules.get("original_module")

@@ -13,15 +13,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from joma.models.architectures import config_entry
-from joma.models.discovery._matrices import Matrix, join, matrix_stored_as, reader_path
+from joma.models.discovery._matrices import StoredMatrix, join, matrix_stored_as, reader_path
 from joma.models.parts import Rows
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _ATTENTION, _MLP = (SimpleNamespace(**_NAMES[part]) for part in ("attention", "mlp"))
 
-Parts = dict[str, tuple[Matrix, Rows | None]]
+Parts = dict[str, tuple[StoredMatrix, Rows | None]]
 """By role the matrix, and the rows of it where it is fused."""
-Lookup = Callable[[str], Matrix | None]
+Lookup = Callable[[str], StoredMatrix | None]
 """Returns the matrix at a path relative to a module, in lower case."""
 
 
@@ -154,7 +154,7 @@ def _fused_rows(
     return dict(zip(("query", "key", "value"), Rows.following(*sizes), strict=True))
 
 
-def _thirds(whole: Matrix) -> Parts:
+def _thirds(whole: StoredMatrix) -> Parts:
     rows = Rows.following(*3 * [whole.out // 3])
     return {role: (whole, part) for role, part in zip(("query", "key", "value"), rows, strict=True)}
 
@@ -191,7 +191,7 @@ def _of_torch(module: nn.MultiheadAttention, path: str) -> FoundAttention:
     return FoundAttention(path, parts, module.num_heads, module.num_heads)
 
 
-def _fits(output: Matrix, found: FoundAttention) -> bool:
+def _fits(output: StoredMatrix, found: FoundAttention) -> bool:
     """Return whether the output matrix takes what the heads gather, as far as that is known."""
     value, rows = found.parts.get("value", (None, None))
     if value is None:
@@ -294,13 +294,13 @@ def mlp_at(
     return None
 
 
-def _gated(lower: Matrix, up: Matrix, down: Matrix) -> Parts | None:
+def _gated(lower: StoredMatrix, up: StoredMatrix, down: StoredMatrix) -> Parts | None:
     if (lower.out, lower.inputs) != (up.out, up.inputs) or not _closes(lower, down):
         return None
     return {"mlp_lower": (lower, None), "mlp_up": (up, None), "mlp_down": (down, None)}
 
 
-def _plain(lower: Matrix, down: Matrix, *, alternating: bool = False) -> Parts | None:
+def _plain(lower: StoredMatrix, down: StoredMatrix, *, alternating: bool = False) -> Parts | None:
     """Return roles of two matrices; the first may hold a gate and its partner."""
     if _closes(lower, down):
         return {"mlp_lower": (lower, None), "mlp_down": (down, None)}
@@ -311,11 +311,11 @@ def _plain(lower: Matrix, down: Matrix, *, alternating: bool = False) -> Parts |
     return {"mlp_lower": (lower, gate), "mlp_up": (lower, up), "mlp_down": (down, None)}
 
 
-def _closes(lower: Matrix, down: Matrix) -> bool:
+def _closes(lower: StoredMatrix, down: StoredMatrix) -> bool:
     """Return whether the second matrix leads back to where the first began."""
     return lower.out == down.inputs and lower.inputs == down.out
 
 
-def _slice(name: str, stack: Tensor, transposed: bool) -> Matrix:
+def _slice(name: str, stack: Tensor, transposed: bool) -> StoredMatrix:
     out, inputs = stack.shape[:0:-1] if transposed else stack.shape[1:]
-    return Matrix(reader_path(name.removesuffix(".weight")), name, out, inputs, transposed)
+    return StoredMatrix(reader_path(name.removesuffix(".weight")), name, out, inputs, transposed)

@@ -20,6 +20,7 @@ A tap sees what runs in the thread that entered it. Rows hidden altogether (left
 key, whatever the implementation makes of them, and tokens that no query sees are padding.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,8 +29,9 @@ import torch
 from torch import nn
 
 from joma.errors import JomaError
-from joma.probes.tap._following import Tap, observed_functions
+from joma.probes.tap._functions import observed_functions
 from joma.probes.tap._named import AttentionMap, named_attention
+from joma.probes.tap._taps import Tap
 from joma.probes.tap._transformers import observed_interface
 from joma.probes.tap.call import AttentionCall, Handler
 
@@ -86,8 +88,8 @@ def tap_attention(model: nn.Module, handler: Handler) -> Iterator[Tap]:
 
     The result is computed only where the handler asks for `call.result` or returns None. Of several
     taps on one model, the one entered first is called first, and each gets the result as those
-    before it left it. Everything is undone at the end, also after an error. What gradient
-    checkpointing computes a second time is handled a second time.
+    before it left it. Everything is undone at the end, also after an error. Not for
+    training with gradient checkpointing, which may compute a second time in another thread.
 
     Args:
         model: Any module.
@@ -104,7 +106,7 @@ def tap_attention(model: nn.Module, handler: Handler) -> Iterator[Tap]:
 @contextmanager
 def _tapped(tap: Tap, model: nn.Module, names: AttentionMap | None) -> Iterator[Tap]:
     with ExitStack() as stack:
-        if any(_is_compiled(module) for module in model.modules()):
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if names is None:
             stack.enter_context(observed_interface(model))
@@ -113,7 +115,3 @@ def _tapped(tap: Tap, model: nn.Module, names: AttentionMap | None) -> Iterator[
             stack.enter_context(named_attention(model, names, tap))
         stack.enter_context(tap.following(model))
         yield tap
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return "_compiled_call_impl" in vars(module) or hasattr(module, "_orig_mod")

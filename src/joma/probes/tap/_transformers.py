@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma.probes.tap._following import attend, fields_of, is_watched
+from joma.probes.tap._functions import fields_of
+from joma.probes.tap._taps import attend, is_watched
 
 _FUSED = ("flash", "flex", "paged", "/")
 """Parts of the names of implementations that compute attention in one piece, or read a cache."""
@@ -34,7 +35,7 @@ def observed_interface(model: nn.Module) -> Iterator[None]:
     interface = library.AttentionInterface
     with ExitStack() as stack:
         for part in pretrained:
-            config = part.config
+            config: Any = part.config
             if any(mark in str(config._attn_implementation) for mark in _FUSED):
                 plain = "sdpa" if part._supports_sdpa else "eager"
                 stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)

@@ -80,11 +80,15 @@ class AttentionCall:
             JomaError: Only scores, or the modules of a map, are seen.
         """
         if self.compute is None:
-            raise JomaError(
-                f"the result of {self.module} cannot be read or replaced: it computes attention in "
-                "a way of its own"
-            )
+            raise self.no_result()
         return self.compute().detach()
+
+    def no_result(self) -> JomaError:
+        """Return the error for a result that is not to be had."""
+        return JomaError(
+            f"the result of {self.module} cannot be read or replaced: it computes attention in a "
+            "way of its own"
+        )
 
     def statistics(
         self, *, first: int | None = None, last: int | None = None, received: bool = False

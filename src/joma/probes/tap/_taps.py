@@ -3,7 +3,6 @@
 import functools
 import re
 import threading
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from joma.errors import JomaError
 from joma.models import reader_path
@@ -23,7 +20,6 @@ _ATTENTION = re.compile(r"atten|attn", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_attn|encoder_decoder", re.IGNORECASE)
 _TOWER_SUFFIX = re.compile(r"_(model|tower|backbone|transformer|layers|blocks|stack)$")
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
-_OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
 
 
 class Frame(NamedTuple):
@@ -45,7 +41,7 @@ class _Thread(threading.local):
         """Whether the `nn.MultiheadAttention` that runs attends to another sequence."""
 
 
-_thread = _Thread()
+thread = _Thread()
 
 
 class _Running(threading.local):
@@ -119,7 +115,7 @@ class Tap:
         """
         run = frame.path, self._running.runs[frame.path]
         if run in self._running.softmaxes:
-            raise _refusal("takes more than one softmax in a call", frame)
+            raise refusal("takes more than one softmax in a call", frame)
         self._running.softmaxes.add(run)
 
     def hand_over(
@@ -204,12 +200,9 @@ class Tap:
 
 
 def _check_replacement(call: AttentionCall, given: Any) -> None:
+    if call.compute is None or call.value is None:
+        raise call.no_result()
     (B, H, T, _), value = call.query.shape, call.value
-    if call.compute is None or value is None:
-        raise JomaError(
-            f"the result of {call.module} cannot be replaced: it computes attention in a way of "
-            "its own"
-        )
     wanted = (B, H, T, value.shape[-1]), value.dtype, value.device
     if isinstance(given, Tensor) and (given.shape, given.dtype, given.device) == wanted:
         return
@@ -234,13 +227,13 @@ def attend(
     """
     if compute is not None:
         compute = _once(compute)
-    _thread.handling = True
+    thread.handling = True
     try:
-        for tap in _thread.taps:
+        for tap in thread.taps:
             if tap.running:  # else somebody attends outside of this model
                 compute = tap.hand_over(seen, compute, cross)
     finally:
-        _thread.handling = False
+        thread.handling = False
     return compute
 
 
@@ -251,12 +244,12 @@ def _once(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
     def result() -> Tensor:
         if not found:
-            before, _thread.handling = _thread.handling, True
+            before, thread.handling = thread.handling, True
             try:
                 with torch.set_grad_enabled(graded):
                     found.append(compute())
             finally:
-                _thread.handling = before
+                thread.handling = before
         return found[0]
 
     return result
@@ -264,154 +257,10 @@ def _once(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 def is_watched() -> bool:
     """Return whether what attends in this thread now is to be handed over."""
-    return not _thread.handling and any(tap.running for tap in _thread.taps)
+    return not thread.handling and any(tap.running for tap in thread.taps)
 
 
-@contextmanager
-def observed_functions(tap: Tap) -> Iterator[None]:
-    """Hand what torch's own functions compute in this thread to a tap."""
-    taps = _thread.taps
-    with ExitStack() as stack:
-        if not taps:
-            stack.enter_context(_Functions())
-        taps.append(tap)
-        stack.callback(taps.remove, tap)
-        yield
-
-
-_SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-_DOT_PRODUCT = functional.scaled_dot_product_attention
-_MULTIHEAD = functional.multi_head_attention_forward
-_DOT_PRODUCT_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
-
-
-class _Functions(TorchFunctionMode):
-    """Sees the functions of torch that attend; everything is computed as without it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _DOT_PRODUCT and is_watched():
-            return _dot_product(args, kwargs)
-        if func is _MULTIHEAD and is_watched():
-            return self._multihead(args, kwargs)
-        if func in _SOFTMAX and is_watched():
-            _softmax(args, kwargs)
-        return func(*args, **kwargs)
-
-    def _multihead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call `nn.MultiheadAttention`'s function so that its dot products are seen."""
-        query, key = args[:2]
-        _thread.cross = query.shape != key.shape or query.data_ptr() != key.data_ptr()
-        try:
-            return self._with_dot_products(args, kwargs)
-        finally:
-            _thread.cross = None
-
-    def _with_dot_products(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not kwargs.get("need_weights", True):
-            with self:
-                return _undispatched_multihead()(*args, **kwargs)
-        plain = _MULTIHEAD(*args, **kwargs)
-        acts = any(tap.acts for tap in _thread.taps)
-        training = acts and kwargs.get("training", True)  # else dropout would draw twice
-        with self, torch.set_grad_enabled(acts and torch.is_grad_enabled()):
-            unweighted = {**kwargs, "need_weights": False, "training": training}
-            seen, _ = _undispatched_multihead()(*args, **unweighted)
-        return (seen if acts else plain[0], plain[1])
-
-
-@functools.cache
-def _undispatched_multihead() -> Callable[..., Any]:
-    """Return `multi_head_attention_forward` as it is where no mode is in place.
-
-    It would hand itself to the mode again, and run without the mode afterwards.
-    """
-    names = {**_MULTIHEAD.__globals__, "has_torch_function": lambda tensors: False}
-    copy = types.FunctionType(
-        _MULTIHEAD.__code__, names, _MULTIHEAD.__name__, _MULTIHEAD.__defaults__
-    )
-    copy.__kwdefaults__ = _MULTIHEAD.__kwdefaults__
-    return copy
-
-
-def _dot_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    given = dict(zip(_DOT_PRODUCT_ARGUMENTS, args, strict=False)) | kwargs
-    query, key, value = (given[name] for name in ("query", "key", "value"))
-    if query.ndim not in (3, 4):
-        frame = next(tap.running[-1] for tap in _thread.taps if tap.running)
-        raise _refusal(f"attends with queries of shape {tuple(query.shape)}", frame)
-    lone = query.ndim == 3  # (B, T, D) of one head
-
-    def compute() -> Tensor:
-        found = _DOT_PRODUCT(*args, **kwargs)
-        return found.unsqueeze(1) if lone else found
-
-    if lone:
-        query, key, value = (it.unsqueeze(1) for it in (query, key, value))
-    mask = given.get("attn_mask")
-    seen = fields_of(query, key, value, mask, causal=bool(given.get("is_causal", False)))
-    seen |= {"scale": given.get("scale"), "dropout": given.get("dropout_p", 0.0)}
-    found = attend(seen, compute, _thread.cross)
-    assert found is not None
-    return found().squeeze(1) if lone else found()
-
-
-def fields_of(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool
-) -> dict[str, Any]:
-    """Return fields of a call whose causality torch aligns at the first key."""
-    query, key, value = query.detach(), key.detach(), value.detach()
-    T, S = query.shape[2], key.shape[2]
-    if causal and T < S:
-        key, value = key[:, :, :T], value[:, :, :T]
-    elif causal and T > S:
-        mask, causal = torch.ones(T, S, dtype=torch.bool, device=query.device).tril(), False
-    mask = None if mask is None else mask.detach()
-    return {"query": query, "key": key, "value": value, "mask": mask, "causal": causal}
-
-
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hand over the scores of a module that is called an attention and takes a softmax itself."""
-    _thread.handling = True
-    try:
-        for tap in _thread.taps:
-            frames = [it for it in tap.running if not isinstance(it.module, nn.Softmax)]
-            if frames and is_attention(frames[-1].module):
-                seen, cross = _scores(frames[-1], args, kwargs)
-                tap.note_softmax(frames[-1])
-                tap.hand_over(seen, None, cross, frames[-1])
-    finally:
-        _thread.handling = False
-
-
-def _scores(
-    frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], bool | None]:
-    """Return what a softmax is taken of as fields of a call, and whether of another sequence."""
-    scores = args[0] if args else kwargs.get("input", kwargs.get("self"))
-    axis = args[1] if len(args) > 1 else kwargs.get("dim")
-    inputs = [frame.kwargs.get("hidden_states"), *frame.args, *frame.kwargs.values()]
-    hidden = next((it for it in inputs if isinstance(it, Tensor) and it.is_floating_point()), None)
-    if axis not in (-1, scores.ndim - 1) or hidden is None or hidden.ndim != 3:
-        raise _refusal("takes a softmax over another axis than the keys", frame)
-    sizes = set(hidden.shape[:2])
-    batches = [B for B in hidden.shape[:2] if {B, scores.shape[-2]} == sizes]
-    if scores.ndim == 3 and batches and scores.shape[0] % batches[0] == 0:
-        scores = scores.unflatten(0, (batches[0], -1))
-    if scores.ndim != 4 or {scores.shape[0], scores.shape[2]} != sizes:
-        raise _refusal(f"takes a softmax of shape {tuple(scores.shape)}", frame)
-    scores = scores.detach()
-    query, key = (
-        scores.new_empty(*scores.shape[:3], 0),
-        scores.mT.new_empty(*scores.mT.shape[:3], 0),
-    )
-    other = any(isinstance(frame.kwargs.get(it), Tensor) for it in _OTHER_SEQUENCE)
-    return {"query": query, "key": key, "causal": False, "scores": scores}, other or None
-
-
-def _refusal(why: str, frame: Frame) -> JomaError:
+def refusal(why: str, frame: Frame) -> JomaError:
     """Return the error for a module whose attention is not understood."""
     return JomaError(
         f"model cannot be watched: {frame.path or 'it'}, a {type(frame.module).__name__}, {why}; "
