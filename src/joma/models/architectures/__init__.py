@@ -38,7 +38,6 @@ __all__ = [
     "known_architecture",
     "load_map",
     "module_at",
-    "module_path",
     "number_of_layers",
     "prefix_of",
     "register",
@@ -240,23 +239,12 @@ def module_at(
         layer: that number.
         architecture: the model's map; found by `architecture_of` unless given.
     """
-    return model.get_submodule(module_path(model, path, layer, architecture=architecture))
-
-
-def module_path(
-    model: nn.Module,
-    path: str,
-    layer: int | None = None,
-    *,
-    architecture: Architecture | None = None,
-) -> str:
-    """Return the full name of the module `module_at` finds, as `named_modules` has it."""
     if architecture is None:
         architecture = architecture_of(model)
     if (LAYER in path) != (layer is not None):
         raise JomaError(f"layer must be given where the path has {LAYER}, got {layer} and {path}")
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
-    return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
+    return model.get_submodule(prefix_of(names, architecture) + path.replace(LAYER, str(layer)))
 
 
 def found_by_map(
