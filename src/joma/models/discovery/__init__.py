@@ -32,7 +32,13 @@ from joma.models.discovery._matrices import (
     reader_path,
     used_copy,
 )
-from joma.models.discovery._roles import FoundAttention, FoundMlp, attention_at, mlp_at
+from joma.models.discovery._roles import (
+    FoundAttention,
+    FoundMlp,
+    Lookup,
+    attention_at,
+    mlp_at,
+)
 from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Place, Rows, Weight
 from joma.models.weight_files import StoredTensor, WeightFiles
 
@@ -106,7 +112,8 @@ class _Finder:
             above = path.rpartition(".")[0]
             own = vars(module).get("config")
             configs[path] = configs.get(above) if own is None else _of_text(own)
-            lookups = self._inside(path), self._inside(above if path else "\0")
+            next_to_it = self._inside(above) if path else lambda name: None
+            lookups = self._inside(path), next_to_it
             found = attention_at(module, reader_path(path), *lookups, configs[path])
             if found is not None and not _names_of(found) & taken:
                 self._attentions.append(found)
@@ -140,7 +147,7 @@ class _Finder:
                 except NotMeasuredError as error:
                     self._missing[key] = str(error)
 
-    def _inside(self, path: str) -> Any:
+    def _inside(self, path: str) -> Lookup:
         prefix = reader_path(path).lower()
         return lambda name: self._matrices.get(join(prefix, name))
 
