@@ -168,9 +168,6 @@ def test_jacobian_says_whether_the_node_returns():
             ),
         ),
         ("means", lambda: clusters.velocity(Gaussian(), [1.0], [[1.0], [2.0]], [1.0], 0.0)),
-        ("marginal", lambda: clusters.critical_points(None, 1.0)),  # pyright: ignore[reportArgumentType]
-        ("marginal", lambda: clusters.expectations("normal", [1.0], [1.0], 0.0)),  # pyright: ignore[reportArgumentType]
-        ("bias", lambda: clusters.expectations(Gaussian(), [[1.0]] * 2, [1.0], [0.0] * 3)),
         ("distance", lambda: clusters.critical_points(Gaussian(), 0.0)),
         ("distance", lambda: clusters.critical_points(Gaussian(), np.nan)),
         ("distance", lambda: clusters.critical_points(Gaussian(), [1.0, 2.0])),  # pyright: ignore[reportArgumentType]
@@ -333,7 +330,6 @@ def test_curve_slope_far_below_zero_and_outside_the_support():
     ("argument", "call"),
     [
         ("marginal", lambda: clusters.velocity([Gaussian()], [1.0, 2.0], [[1.0], [2.0]], [1.0], 0)),
-        ("negative", lambda: clusters.critical_points(Gaussian(), 1.0, negative=2.0)),  # pyright: ignore[reportArgumentType]
         ("signs", lambda: clusters.resting_gradients(Gaussian(), [[1.0]], [1.0], 0.0, [0.5])),
         ("bias", lambda: clusters.resting_gradients(Ball(2), [[1.0]], [1.0], -9.0, [1.0])),
         ("v", lambda: clusters.full_jacobian(Gaussian(), [1.0], [[1.0]], [0.0], 0.0)),

@@ -535,10 +535,6 @@ def swapped(**values):
                 ScanSnapCorpus.distinct_of,
             )
         ),
-        ("corpus", lambda: scan_snap.initial_pull(cast(Any, 3))),
-        ("corpus", lambda: scan_snap.initial_fate(cast(Any, 3))),
-        ("corpus", lambda: scan_snap.rise_ratio(cast(Any, 3), 0, 1, 2)),
-        ("corpus", lambda: scan_snap.early_log_gain(cast(Any, 3), 0, 1, 2, 0.1)),
         ("factor", lambda: scan_snap.rescaled_time(1.0, 0.0)),
         ("t", lambda: scan_snap.rescaled_time(-1.0, 2.0)),
         ("classes", lambda: scan_snap.snapping_time(1, 5, 1.0)),

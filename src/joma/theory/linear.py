@@ -107,7 +107,6 @@ def conserved_ratio(delta: ArrayLike, v: ArrayLike) -> Array:
     NaN where Δ is 0: such a token never moves.
     """
     delta, v = _checks.finite("delta", delta), _checks.finite("v", v)
-    _checks.together(delta=delta.shape, v=v.shape)
     return _erf(v) / np.where(delta == 0, np.nan, delta)
 
 
