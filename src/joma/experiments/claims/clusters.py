@@ -109,6 +109,7 @@ def slope_error(
     formula: Formula, marginal: Marginal, low: float, high: float, below: float, above: float
 ) -> float:
     """Return how far θ₁ and θ₂ are from the integral of their slopes."""
+
     def leaky(s: float) -> isotropic.Array:
         there = isotropic.reference(marginal, s)
         jump = above - below
