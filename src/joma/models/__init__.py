@@ -20,16 +20,7 @@ from joma.models.architectures import (
 from joma.models.blank import enable_checkpointing
 from joma.models.discovery import find_stored_weights, find_weights, reader_path
 from joma.models.loading import Loaded, check_tokens, load, untrained
-from joma.models.networks import (
-    Embedding,
-    LanguageConfig,
-    LanguageModel,
-    LayerNorm,
-    Linear,
-    Transformer,
-    TransformerConfig,
-)
-from joma.models.parts import (
+from joma.models.model_weights import (
     AttentionPart,
     BlockPart,
     Found,
@@ -39,6 +30,15 @@ from joma.models.parts import (
     Place,
     Rows,
     Weight,
+)
+from joma.models.networks import (
+    Embedding,
+    LanguageConfig,
+    LanguageModel,
+    LayerNorm,
+    Linear,
+    Transformer,
+    TransformerConfig,
 )
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
