@@ -12,7 +12,7 @@ from joma.experiments.table1 import nodes, trees
 from joma.experiments.table1.nodes import CellResults
 from joma.experiments.table1.trees import TreeNetworks
 from joma.runs import Run
-from joma.theory.posterior import posteriors
+from joma.theory.hblt import posteriors
 
 SIZE = trees.TreeSize(2, 8, 16, learning_rate=1e-2, steps=3, batch=8, samples=64, repeats=2)
 

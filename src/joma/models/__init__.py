@@ -12,24 +12,15 @@ from joma.models.architectures import (
     architecture_of,
     load_map,
     module_at,
-    module_path,
     number_of_layers,
     prefix_of,
     register,
     weights,
 )
 from joma.models.blank import enable_checkpointing
-from joma.models.discovery import (
-    Tracing,
-    dummy_forward,
-    find_stored_weights,
-    find_weights,
-    reader_path,
-)
-from joma.models.language import LanguageConfig, LanguageModel
-from joma.models.layers import Embedding, LayerNorm, Linear
+from joma.models.discovery import find_stored_weights, find_weights, reader_path
 from joma.models.loading import Loaded, check_tokens, load, untrained
-from joma.models.parts import (
+from joma.models.model_weights import (
     AttentionPart,
     BlockPart,
     Found,
@@ -40,9 +31,17 @@ from joma.models.parts import (
     Rows,
     Weight,
 )
+from joma.models.networks import (
+    Embedding,
+    LanguageConfig,
+    LanguageModel,
+    LayerNorm,
+    Linear,
+    Transformer,
+    TransformerConfig,
+)
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
-from joma.models.transformer import Transformer, TransformerConfig
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 __all__ = [
@@ -68,14 +67,12 @@ __all__ = [
     "SpecialTokens",
     "StoredTensor",
     "Tokenizer",
-    "Tracing",
     "Transformer",
     "TransformerConfig",
     "Weight",
     "WeightFiles",
     "architecture_of",
     "check_tokens",
-    "dummy_forward",
     "enable_checkpointing",
     "find_stored_weights",
     "find_weights",
@@ -83,7 +80,6 @@ __all__ = [
     "load_map",
     "load_tokenizer",
     "module_at",
-    "module_path",
     "number_of_layers",
     "prefix_of",
     "reader_path",
