@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
+from joma.kernels.galore import lift
+from joma.kernels.moments import adam_changes
 from joma.optim import GaLoreAdamW
 
 GROWTH = 1.01
@@ -32,28 +34,20 @@ class ResidualGaLoreAdamW(GaLoreAdamW):
             if settings.get(name):
                 raise JomaError(f"{name} must not be given with residual scaling")
         super().__init__(*parameters, **settings)
-        self._residuals: dict[Tensor, Tensor] = {}
 
-    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
-        return False  # the kernels move a matrix without its residual
+    moves_at_once = False
 
-    def _change(
-        self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Any
-    ) -> Tensor:
-        change = super()._change(parameter, group, gradient, side)
-        if side is not None:
-            assert parameter.grad is not None
-            moved = residual_move(parameter.grad, gradient, change, self._basis(parameter), side)
-            state = self.state[parameter]
-            self._residuals[parameter], state[_LENGTH] = limited(moved, state.get(_LENGTH))
-        return change
-
-    def _update(self, parameter: Tensor, group: dict[str, Any], *, clip: bool = True) -> None:
-        super()._update(parameter, group, clip=clip)
-        move = self._residuals.pop(parameter, None)
-        if move is not None:
-            kept = 1 - group["lr"] * group["weight_decay"]
-            parameter.add_(move.to(parameter.dtype), alpha=kept * group["scale"])
+    def _move(self, slot: Any, gradient: Tensor) -> None:
+        if slot.side is None:
+            super()._move(slot, gradient)
+            return
+        work, (weights, state) = self._work(slot, gradient), (slot.weights, slot.state)
+        changes = adam_changes(state, gradient, slot.group, work.seed)
+        change = torch.cat([one for _, one in changes])
+        moved = residual_move(slot.parameter.grad, gradient, change, work.basis, slot.side)
+        move, state[_LENGTH] = limited(moved, state.get(_LENGTH))
+        lift(weights, work.basis, change, slot.side, work.kept, slot.group["scale"])
+        weights.add_(move.to(weights.dtype), alpha=work.kept * slot.group["scale"])
 
 
 def residual_move(

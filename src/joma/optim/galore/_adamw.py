@@ -1,11 +1,11 @@
 """AdamW in the subspace of the gradients (Zhao et al., 2024)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma.common.sharded import local
 from joma.kernels import galore
 from joma.kernels.moments import SMALL, adamw_step, make_moments, read_moments, write_moments
 from joma.optim.galore._optimizer import ProjectedOptimizer
@@ -66,42 +66,52 @@ class GaLoreAdamW(ProjectedOptimizer):
     """
 
     moment_choices = ("keep", "rotate", "project", "align", "reset")
-    moves_together = True
+    moves_at_once = True
 
-    def _move_together(self, slots: Sequence[Slot]) -> None:
+    def _move_at_once(self, slots: Sequence[Slot]) -> None:
         works = []
         for slot in slots:
-            self._record_energy(slot)
+            if self.record_energy and slot.side is not None:
+                self._record_energy(slot)
             slot.count_step()
-            assert slot.parameter.grad is not None
-            works.append(self._work(slot, slot.parameter.grad))
+            gradient = slot.parameter.grad
+            assert gradient is not None
+            if slot.side is None:
+                self._move(slot, gradient)
+            else:
+                works.append(self._work(slot, gradient))
         galore.step(works)
 
     def _move(self, slot: Slot, gradient: Tensor) -> None:
-        if slot.side is None:
-            self._make_moments(slot, gradient.shape)
-            adamw_step(local(slot.parameter), slot.state, gradient, slot.group, self._seed(slot))
-        else:
+        if slot.side is not None:
             galore.move(self._work(slot, gradient), gradient)
+            return
+        state = self._with_moments(slot, gradient.shape, gradient.device)
+        adamw_step(slot.weights, state, gradient, slot.group, self._seed(slot, state))
 
     def _work(self, slot: Slot, gradient: Tensor) -> galore.Work:
         """Return what a step of a projected matrix needs, given its gradient or the projected."""
         assert slot.side is not None
-        weights, basis = local(slot.parameter), slot.basis()
+        weights, basis = slot.weights, slot.basis()
         rank, (rows, columns) = basis.shape[1], weights.shape
-        self._make_moments(slot, (rank, columns) if slot.side == "left" else (rows, rank))
-        seed = self._seed(slot)
-        return galore.Work(weights, gradient, basis, slot.side, slot.state, slot.group, seed)
+        shape = (rank, columns) if slot.side == "left" else (rows, rank)
+        state = self._with_moments(slot, shape, weights.device)
+        seed = self._seed(slot, state)
+        return galore.Work(weights, gradient, basis, slot.side, state, slot.group, seed)
 
-    def _make_moments(self, slot: Slot, shape: tuple[int, ...]) -> None:
-        parameter, group = slot.parameter, slot.group
+    def _with_moments(
+        self, slot: Slot, shape: tuple[int, ...], device: torch.device
+    ) -> dict[str, Any]:
+        """Return the state of a parameter, which has moments."""
+        parameter, group, state = slot.parameter, slot.group, slot.state
         in_full = group["bits"] is None or parameter.numel() < SMALL
         dtype = (group["state_dtype"] or parameter.dtype) if in_full else None
-        make_moments(slot.state, shape, local(parameter).device, dtype, slot.place)
+        make_moments(state, shape, device, dtype, slot.place)
+        return state
 
-    def _seed(self, slot: Slot) -> int:
+    def _seed(self, slot: Slot, state: dict[str, Any]) -> int:
         """Return what chooses the random numbers of a step's rounding."""
-        return (self.seed + int(slot.state.get("step", 0))) * 1_000_003 + slot.number
+        return (self.seed + int(state.get("step", 0))) * 1_000_003 + slot.number
 
     def _turn(self, slot: Slot, overlap: Tensor) -> None:
         kind, state = slot.group["moments"], slot.state
@@ -118,4 +128,4 @@ class GaLoreAdamW(ProjectedOptimizer):
                 squares = overlap.square()
                 second = squares @ second if left else second @ squares.mT
             second = torch.maximum(second, first.square())  # or the update would be without bound
-        write_moments(state, (first, second), self._seed(slot))
+        write_moments(state, (first, second), self._seed(slot, state))

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from joma.common.checks import check_one_of, whole_number
-from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.kernels.galore import Side, lift, without_rounding
 from joma.kernels.moments import check_betas
@@ -75,8 +74,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
     """
 
     moment_choices: Sequence[str] = ("keep",)
-    moves_together: bool = False
-    """Whether `_move_together` takes matrices whose gradients nothing else needs."""
+    moves_at_once: bool = False
+    """Whether `_move_at_once` takes parameters that move by their gradient as it is."""
 
     def __init__(
         self,
@@ -242,10 +241,9 @@ class ProjectedOptimizer(TypedStateOptimizer):
         for slot in slots:
             _check_dense(slot)
         self._refresh([slot for slot in slots if slot.is_due()])
-        together = [slot for slot in slots if self._needs_no_other(slot)]
-        self._move_together(together)
+        self._move_at_once([slot for slot in slots if self._needs_no_other(slot)])
         for slot in slots:
-            if slot not in together:
+            if not self._needs_no_other(slot):
                 self._collect(slot)
                 if not self._waits:
                     self._finish(slot)
@@ -271,7 +269,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if slot.is_due():
             self._refresh([slot])
         if self._last and self._needs_no_other(slot):
-            self._move_together([slot])
+            self._move_at_once([slot])
         else:
             self._collect(slot)
         parameter.grad = None
@@ -286,14 +284,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         return self.clip_norm is not None and self.clip == "global"
 
     def _needs_no_other(self, slot: Slot) -> bool:
-        """Return whether a matrix moves by its gradient as it is, and by no other."""
+        """Return whether a parameter moves by its gradient as it is, and by no other."""
         return (
-            self.moves_together
-            and slot.side is not None
+            self.moves_at_once
             and self.clip_norm is None
             and self._mean_over is None
             and slot.shard is None
-            and PARTIAL not in slot.state
+            and PARTIAL not in self.state[slot.parameter]
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -320,15 +317,15 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if slot.side is None:
             taken = gradient.mean(gradient.matrix)
         else:
-            self._record_energy(slot)
+            if self.record_energy:
+                self._record_energy(slot)
             taken = gradient.project(slot.basis(), slot.side)
         state[PARTIAL] = state[PARTIAL] + taken if PARTIAL in state else taken
 
     def _record_energy(self, slot: Slot) -> None:
         """Add to the energies of the step: that of a gradient, and that of it in the subspace."""
-        if not self.record_energy or slot.side is None:
-            return
         gradient = slot.gradient()
+        assert slot.side is not None
         if gradient.share == "mean":  # other processes may record nothing: wait for none of them
             gradient = subspace.GradientMatrix(gradient.matrix)
         inside = subspace.square_sum(gradient.project(slot.basis(), slot.side))
@@ -376,7 +373,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
 
     def _move(self, slot: Slot, gradient: Tensor) -> None:
         """Move a parameter by the gradient of the step, which is projected where it is."""
-        weights, group = local(slot.parameter), slot.group
+        weights, group = slot.weights, slot.group
         change = self._change(slot, gradient)
         kept = 1 - group["lr"] * group["weight_decay"]
         if slot.side is None:
@@ -388,8 +385,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Return by what to move, in the space of the gradient given; without weight decay."""
         raise NotImplementedError
 
-    def _move_together(self, slots: Sequence[Slot]) -> None:
-        """Move matrices by their gradients as they are."""
+    def _move_at_once(self, slots: Sequence[Slot]) -> None:
+        """Move parameters by their gradients as they are."""
 
     def _turn(self, slot: Slot, overlap: Tensor) -> None:
         """Change the state as the basis turns.

@@ -55,6 +55,11 @@ class Slot:
         return self.states[self.parameter]
 
     @property
+    def weights(self) -> Tensor:
+        """This process's part of the parameter."""
+        return local(self.parameter)
+
+    @property
     def is_replicated(self) -> bool:
         """Whether every process has the same whole gradient of a step."""
         return self.shard is None or self.side == "left"
