@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.train.language import Config, Processes
-from joma.train.language._trainer import Trainer
+from joma.train.language import Config, LanguageTraining, Processes
 from tests.train._language import STEPS, Stop, begin, logged, make, stop_after, write_text
 from tests.train.test_optimizers import left
 
@@ -33,20 +32,22 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_text(tmp_path / "text")
 
 
-def trainer_of(text: Path, kind: str = "gpt_neox", accumulate: int = 1, **settings: Any) -> Trainer:
+def trainer_of(
+    text: Path, kind: str = "gpt_neox", accumulate: int = 1, **settings: Any
+) -> LanguageTraining:
     sections = {"optimizer": GALORE | settings, "training": {"accumulate": accumulate}}
-    return Trainer(make(text, kind, **sections), Processes())
+    return LanguageTraining(make(text, kind, **sections), None, Processes())
 
 
-def steps(trainer: Trainer, first: int, last: int) -> dict[str, Tensor]:
+def steps(trainer: LanguageTraining, first: int, last: int) -> dict[str, Tensor]:
     for step in range(first, last):
         trainer.backward(step)
-        trainer.update(step)
+        trainer.update()
         trainer.optimizer.zero_grad()
     return {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
 
 
-def settings_of(trainer: Trainer, name: str) -> dict[str, Any]:
+def settings_of(trainer: LanguageTraining, name: str) -> dict[str, Any]:
     groups = trainer.optimizer.param_groups  # type: ignore[attr-defined]
     pairs = ((one, group[name]) for group in groups for one in group["param_names"])
     return dict(pairs)
@@ -116,7 +117,7 @@ def test_pieces_of_a_step_are_accumulated(text: Path) -> None:
     plain = trainer_of(text, **options)
     steps(plain, 0, 1)
     layered = trainer_of(text, per_layer=True, **options)
-    layered.load(1, dict(plain.state()), plain.about())
+    layered.load_state(1, dict(plain.state()), plain.about())
     expected = steps(plain, 1, 5)
     for name, one in steps(layered, 1, 5).items():
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)

@@ -1,7 +1,6 @@
 """Trainings of a language model that were stopped, on full disks and by Ctrl-C, end the same."""
 
 import errno
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,14 +12,11 @@ from joma.runs import Checkpoints, Run
 from joma.train import loop
 from joma.train.language import (
     Config,
-    Processes,
-    _export,
     changing,
     check_length,
     series_folder,
     train,
 )
-from joma.train.language._trainer import Trainer
 from tests.runs import _failing
 from tests.train._language import STEPS, Stop, begin, ended, logged, make, stop_after, write_text
 
@@ -231,21 +227,5 @@ def test_a_disk_that_is_full_for_a_model_of_the_series(
 def test_what_killed_exports_left_is_removed(text: Path, tmp_path: Path):
     for name in (".step-000004.tmp", ".step-000004.old"):
         (tmp_path / "run" / "series" / name).mkdir(parents=True)
-    _export.remove_leftovers(tmp_path / "run")
-    assert list((tmp_path / "run" / "series").iterdir()) == []
-
-
-def test_a_model_that_is_there_is_replaced_whole(text: Path, tmp_path: Path):
-    config = make(text)
-    begin(config, tmp_path / "run")
-    trainer = Trainer(config, Processes())
-    trainer.export(tmp_path / "run", STEPS)
-    trainer.finish_exports()
-    folder = series_folder(tmp_path / "run", STEPS)
-    first = series_folder(tmp_path / "run", 0)
-    both = [(path / "model.safetensors").read_bytes() for path in (folder, first)]
-    assert both[0] == both[1]
-    assert json.loads((folder / "config.json").read_text())["architectures"] == [
-        "GPTNeoXForCausalLM"
-    ]
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    begin(make(text), tmp_path / "run")
+    assert not list((tmp_path / "run" / "series").glob(".*"))

@@ -54,8 +54,8 @@ CUBLAS_BYTES = 2 * 32 * 2**20
 _LOGIT_COPIES = 3
 """Tensors as large as the log-probabilities when the backward pass begins: these, their gradient,
 and that of the logits."""
-_ADAM_BYTES = {True: 60, False: 32}
-"""Temporary bytes for each number that Adam moves at once, by whether moments have eight bits."""
+_ADAM_BYTES = {"eight": 60, "bf16": 32, "fp32": 22}
+"""Temporary bytes for each number that Adam moves at once, by how moments are stored."""
 _SEARCH_BYTES = 32
 """Temporary bytes for each number of a basis that a power iteration makes orthonormal."""
 
@@ -150,7 +150,8 @@ class _Costs:
     Attributes:
         states: Of moments.
         bases: Of subspaces.
-        workspace: Of temporaries while a parameter moves.
+        adam: Of temporaries while a parameter moves.
+        search: Of temporaries while a subspace is chosen.
         inside: Of all projected gradients, in float32.
         outside: Of all gradients that are not projected.
         projected: Number of projected matrices.
@@ -158,7 +159,8 @@ class _Costs:
 
     states: int
     bases: int = 0
-    workspace: int = 0
+    adam: int = 0
+    search: int = 0
     inside: int = 0
     outside: int = 0
     projected: int = 0
@@ -217,15 +219,15 @@ def _estimate(
     arriving = moving = 0
     if per_layer:
         gradients = costs.inside + costs.outside if setup.clip else 0
-        arriving, moving = largest, costs.workspace
-    stepping = costs.workspace if gradients else 0
+        arriving, moving = largest, max(costs.search, 0 if setup.clip else costs.adam)
+    stepping = max(costs.adam, 0 if per_layer else costs.search) if gradients else 0
     stepping += costs.inside if setup.clip and not per_layer else 0
     recomputed = kept.block if setup.checkpointing else 0
     times: list[tuple[Literal["backward", "step"], int, int, int, int]] = [
         # phase, gradients, activations, logits, workspace
         ("backward", 0, kept.saved, _LOGIT_COPIES * kept.logits, 0),
         ("backward", largest, kept.saved + recomputed, 0, moving),
-        ("backward", gradients + arriving, kept.block, 0, moving),
+        ("backward", gradients + arriving, kept.block // 2, 0, moving),
         ("step", gradients, 0, 0, stepping),
     ]
     fixed = {
@@ -264,7 +266,7 @@ def _costs(
     at_once = min(max(one.numel() for one in parameters), ROWS_AT_ONCE)
     if name == "adamw-8bit":
         states = sum(_moment_bytes(one, one.shape, torch.float32, eight=True) for one in parameters)
-        return _Costs(states, workspace=_ADAM_BYTES[True] * at_once)
+        return _Costs(states, adam=_ADAM_BYTES["eight"] * at_once)
     optimizer = GaLoreAdamW(
         model,
         rank=projection.rank,
@@ -291,10 +293,12 @@ def _costs(
         search = _SEARCH_BYTES * max(rows, columns) * rank
         copied = 4 * rows * columns if setup.device == "cpu" and setup.dtype == "bf16" else 0
         largest = max(largest, search + copied)
+    clipped = max((one.nbytes for one in rest), default=0) if setup.clip else 0  # a copy of one
     return _Costs(
         states,
         bases,
-        max(_ADAM_BYTES[eight] * at_once, largest),
+        _ADAM_BYTES["eight" if eight else setup.dtype] * at_once + clipped,
+        largest,
         inside,
         sum(one.nbytes for one in rest),
         len(matrices),
@@ -405,7 +409,8 @@ class _Kernels(TorchFunctionMode):
             return _Attention.apply(*args[:3])
         if func is torch.nn.functional.dropout:
             tensor, rate = args[0], kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            return torch.native_dropout(tensor, rate, kwargs.get("training", True))[0]
+            if rate > 0 and kwargs.get("training", True):
+                return torch.native_dropout(tensor, rate, True)[0]
         return func(*args, **kwargs)
 
 

@@ -76,9 +76,7 @@ class Compute:
         several = processes.size > 1
         self.graphs = self.compiled and processes.device.type == "cuda" and not several
         half = config.training.precision == "bfloat16"
-        plain = _loss_of(model, processes.device.type, half=half)
-        self._plain: _Loss = plain
-        self._train: _Loss = plain
+        self._plain = self._train = _loss_of(model, processes.device.type, half=half)
         self._validate: _Loss | None = None
         if several:  # gradients are exchanged by hooks, between compiled parts
             called = torch.compile(module) if self.compiled else module
@@ -113,8 +111,7 @@ class Compute:
             _logger.warning(f"{why}; it is trained uncompiled, which is slower")
             self._train, self._validate = self._plain, None
             self.compiled = self.graphs = False
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self._taken_gradients()
         if self.graphs and self._config.training.accumulate > 1:
             self._kept = [(one, torch.zeros_like(one)) for one in self.model.parameters()]
         self.keep_gradients()
@@ -148,10 +145,9 @@ class Compute:
         Args:
             windows: Windows with the token after each, on any device.
         """
-        device, training = self._processes.device, self._config
-        size = EVALUATED_AT_ONCE
+        device, config, size = self._processes.device, self._config, EVALUATED_AT_ONCE
         if self._validate is not None:
-            size = training.data.batch // training.training.accumulate
+            size = config.data.batch // config.training.accumulate
         losses = []
         self.model.eval()
         try:
@@ -169,8 +165,7 @@ class Compute:
         self._validate = torch.compile(self._plain, dynamic=False, backend=BACKEND)
         for _ in range(_PASSES):
             self.backward(piece, 0, 0)
-            for parameter in self.model.parameters():
-                parameter.grad = None
+            self._taken_gradients()
         if self._config.validation.every:
             self.validation_loss(piece)
 
@@ -181,16 +176,16 @@ class Compute:
         """
         if self.drops:
             return
-        found = self.backward(piece, 0, 0), self._taken_gradients()
-        plain = self._plain(piece)
-        torch.autograd.backward(plain, self._share)
-        expected = plain.detach(), self._taken_gradients()
-        apart = float((found[0] - expected[0]).abs() / expected[0].abs().clamp(min=1))
-        squares = torch.zeros(2, dtype=torch.float64, device=piece.device)
-        for one, other in zip(found[1], expected[1], strict=True):
-            squares[0] += (one.float() - other.float()).square().sum()
-            squares[1] += other.float().square().sum()
-        turned = float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
+        found, gradients = float(self.backward(piece, 0, 0)), self._taken_gradients()
+        loss = self._plain(piece)
+        torch.autograd.backward(loss, self._share)
+        expected, wanted = float(loss.detach()), self._taken_gradients()
+        apart = abs(found - expected) / max(abs(expected), 1.0)
+        norms = [
+            torch.stack([one.float().norm() for one in several]).norm()
+            for several in ([a - b for a, b in zip(gradients, wanted, strict=True)], wanted)
+        ]
+        turned = float(norms[0] / norms[1].clamp(min=1e-15))
         if not (apart <= _LOSS_APART and turned <= _GRADIENTS_APART):
             raise RuntimeError(
                 f"its compiled loss is {apart:.2g} of its size off, and the gradients {turned:.2g}"
