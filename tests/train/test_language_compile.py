@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from joma.errors import JomaError
 from joma.train.language import Config, LanguageTraining, Processes
@@ -143,19 +142,6 @@ def test_it_resumes_bit_for_bit(text: Path, tmp_path: Path, kind: str):
     assert ended(tmp_path / "run") == ended(tmp_path / "straight")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("graphs")
-def test_a_training_may_be_resumed_compiled(text: Path, tmp_path: Path):
-    plain = make(text, training={"compile": False})
-    begin(plain, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(plain, tmp_path / "run", progress=stop_after(5))
-    begin(make(text, training={"compile": True}), tmp_path / "run")
-    one, two = (logged(tmp_path / name, "loss")[1] for name in ("straight", "run"))
-    np.testing.assert_allclose(one, two, rtol=1e-5)
-    assert begin(make(text), tmp_path / "run").begun_at == 12  # auto
-
-
 def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -202,25 +188,6 @@ def test_code_that_computes_something_else_is_not_used(
     assert steps(fallen, 3) == steps(plain, 3)
 
 
-def test_what_was_asked_for_and_cannot_be_compiled_is_refused(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(f"{COMPUTE}.BACKEND", refuse)
-    said = r"^training.compile must be false or auto here: torch cannot compile .*no compiler"
-    with pytest.raises(JomaError, match=said):
-        trainer_of(make(text, training={"compile": True}))
-
-
-def test_updates_within_the_backward_pass_are_not_compiled(text: Path):
-    def config(compile: bool | str) -> Config:
-        galore = {"name": "galore-adamw", "rank": 4, "per_layer": True, "verbose": False}
-        return make(text, optimizer=galore, training={"compile": compile})
-
-    with pytest.raises(JomaError, match=r"false or auto with optimizer\.per_layer"):
-        trainer_of(config(True))
-    assert not trainer_of(config("auto")).compute.compiled
-
-
 @pytest.mark.usefixtures("graphs")
 def test_gradients_of_pieces_add_up_in_tensors_of_their_own(
     text: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,30 +227,6 @@ def test_only_dropout_is_seeded(text: Path, kind: str, drops: bool):
         assert torch.equal(torch.get_rng_state(), before) != drops
 
 
-class Fetches(TorchDispatchMode):
-    """Counts values that the host asks for, for each of which a GPU would have to be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.nonzero)
-        self.count += func.overloadpacket in waits
-        return func(*args, **(kwargs or {}))
-
-
-def test_steps_fetch_nothing_from_the_device(text: Path):
-    """Losses are fetched once for all steps between two times at which the loop logs."""
-    session = trainer_of(make(text))
-    session.advance(1)
-    with Fetches() as fetches:
-        session.advance(8)
-    assert fetches.count == 0
-    at, losses = session.losses()
-    assert (at, losses.shape) == (range(9), (9, 1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
 def test_compiled_code_itself(text: Path, tmp_path: Path, kind: str):
@@ -300,16 +243,6 @@ def test_compiled_code_itself(text: Path, tmp_path: Path, kind: str):
         begin(config, tmp_path / "run", progress=stop_after(5))
     begin(config, tmp_path / "run")
     assert left(tmp_path / "run") == left(tmp_path / "straight")
-
-
-@pytest.mark.slow
-def test_compiled_dropout_resumes_bit_for_bit(text: Path, tmp_path: Path):
-    config = make(text, "gpt2", training={"compile": True})
-    begin(config, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(config, tmp_path / "run", progress=stop_after(5))
-    begin(config, tmp_path / "run")
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

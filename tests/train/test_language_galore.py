@@ -1,9 +1,5 @@
 """GaLore and eight-bit AdamW in `joma train`: settings, accumulation, clipping, resume."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,28 +159,3 @@ def test_a_training_resumes_bit_for_bit(text: Path, tmp_path: Path, name: str) -
         assert logged(tmp_path / "7", "projection_energy") == logged(
             tmp_path / "straight", "projection_energy"
         )
-
-
-def _die(text: Path, folder: Path) -> None:
-    """What a process does that is killed after seven steps."""
-
-    def progress(what: str, done: int, total: int) -> None:
-        if done >= 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    begin(configs(text)["eight bits"], folder, progress=progress)
-
-
-@pytest.mark.slow
-def test_a_killed_training_resumes_bit_for_bit(text: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.train.test_language_galore", text, tmp_path / "killed"]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=300, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    config = configs(text)["eight bits"]
-    assert 0 < begin(config, tmp_path / "killed").begun_at < STEPS
-    begin(config, tmp_path / "straight")
-    assert left(tmp_path / "killed") == left(tmp_path / "straight")
-
-
-if __name__ == "__main__":
-    _die(Path(sys.argv[1]), Path(sys.argv[2]))
