@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from joma.runs import Checkpoints, GivenUpError
+from joma.runs import Checkpoints
 
 _logger = logging.getLogger(__name__)
 
@@ -151,21 +151,13 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
 
-    def _wanted(self) -> bool:
-        """Return whether what is being written is still wanted."""
-        return True
-
     def _work(self, copies: dict[str, Tensor], write: Callable[[dict[str, Tensor]], None]) -> None:
         try:
             there: dict[str, Tensor] = {}
             for name in list(copies):
-                if not self._wanted():
-                    return
                 one = copies.pop(name)
                 there[name] = self._movers[one.device].moved(one) if one.is_cuda else one
             write(there)
-        except GivenUpError:
-            return
         except BaseException as error:
             self._error = error
 
@@ -183,8 +175,7 @@ class CheckpointWriter(BackgroundWriter):
     ) -> None:
         super().__init__()
         self._checkpoints, self._seconds = checkpoints, seconds
-        self._taken_at = self._safe_at = time.monotonic()
-        self._given_up = threading.Event()
+        self._taken_at = time.monotonic()
         self._writing = 0.0  # seconds that the last write took
 
     def due(self, longest: float = 0.0) -> bool:
@@ -217,25 +208,13 @@ class CheckpointWriter(BackgroundWriter):
             about: What is saved with it.
         """
         self.finish()
-        checkpoints, taken_at, kept = self._checkpoints, self._taken_at, dict(about)
+        checkpoints, kept = self._checkpoints, dict(about)
         assert checkpoints is not None, "there is something to save"
 
         def write(tensors: dict[str, Tensor]) -> None:
             start = time.monotonic()
             arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-            checkpoints.save(step, arrays, kept, wanted=self._wanted)
-            self._safe_at, self._writing = taken_at, time.monotonic() - start
+            checkpoints.save(step, arrays, kept)
+            self._writing = time.monotonic() - start
 
         self.start(copies, write)
-
-    def end(self) -> None:
-        """Give up the checkpoint that is being written, of a training that has ended.
-
-        If a kill would cost too much before it is known that the training has ended, wait for it.
-        """
-        if time.monotonic() - self._safe_at <= self._seconds:
-            self._given_up.set()
-        self.finish()
-
-    def _wanted(self) -> bool:
-        return not self._given_up.is_set()

@@ -268,7 +268,7 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
                 raise _StoppedError
             if training.keep_last and start.new and steps == 0:
                 _save(training, writer)
-        processes.first(writer.finish if training.keep_last else writer.end)
+        processes.first(writer.finish)
     return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 
