@@ -24,7 +24,7 @@ from tests.train._language import (
 )
 from tests.train.test_optimizers import left
 
-COMPUTE = "joma.train.language._compute"
+COMPUTE = "joma.train.language._model"
 MONITOR: dict[str, Any] = {"off": False, "every": 4, "budget": 0.0}
 
 

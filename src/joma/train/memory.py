@@ -406,7 +406,7 @@ class _Kernels(TorchFunctionMode):
         if func is Tensor.__bool__ and args[0].is_meta:  # a condition on numbers
             return True
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return _Attention.apply(*args[:3])
+            return _FusedAttention.apply(*args[:3])
         if func is torch.nn.functional.dropout:
             tensor, rate = args[0], kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             if rate > 0 and kwargs.get("training", True):
@@ -414,7 +414,7 @@ class _Kernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Attention(torch.autograd.Function):
+class _FusedAttention(torch.autograd.Function):
     """Fused attention without numbers: it keeps queries, keys, values, output and its sums."""
 
     @staticmethod

@@ -4,59 +4,33 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from joma.common.checks import check_one_of, whole_number
+from joma.common.checks import check_one_of
 from joma.errors import JomaError
-from joma.kernels.galore import Side, lift, without_rounding
-from joma.kernels.moments import check_betas
+from joma.kernels.galore import lift, without_rounding
 from joma.optim.galore import subspace
 from joma.optim.galore._selection import Parameters, parameter_groups
-from joma.optim.galore._slot import MOST_ENERGY, PARTIAL, Slot, side_of
+from joma.optim.galore._slot import (
+    MOST_ENERGY,
+    PARTIAL,
+    SHAPE_THE_STATE,
+    ProjectedMatrix,
+    Slot,
+    check_group,
+    fixed_settings,
+    side_of,
+)
 from joma.optim.typed_state import TypedStateOptimizer
 
 TOGETHER = 8
 """Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
-_SHAPE_THE_STATE = ("rank", "side", "bits", "projector_bits", "state_dtype")
-_CHOICES = {
-    "side": ("short", "left", "right", "smallest"),
-    "projection": ("power", "svd"),
-    "refresh": ("gap", "energy"),
-}
 _COPIED = ("per_layer", "clip_norm", "clip", "seed", "record_energy", "record_angles")
 """Attributes that a copy of an optimizer has, next to those of torch's optimizers."""
-
-
-@dataclass(frozen=True)
-class ProjectedMatrix:
-    """A matrix that is projected.
-
-    Attributes:
-        name: Its name, or its number among the parameters.
-        shape: (m, n).
-        side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
-        rank: The rank, or None where it is a share of energy that no gradient was seen for.
-        captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
-        refreshes: How often the subspace was chosen.
-        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
-            `record_energy`.
-        angles: The largest and the mean principal angle between the last two subspaces, in degrees;
-            None before the second, or without `record_angles`.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    side: Side
-    rank: int | None
-    captured: float | None
-    refreshes: int
-    energy: float | None = None
-    angles: tuple[float, float] | None = None
 
 
 class ProjectedOptimizer(TypedStateOptimizer):
@@ -136,7 +110,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
 
     def _decide(self) -> None:
         """Decide about each parameter what its groups say, and ask for its gradient if need be."""
-        self._fixed = [_fixed_settings(group) for group in self.param_groups]
+        self._fixed = [fixed_settings(group) for group in self.param_groups]
         self._slots = {}
         for group in self.param_groups:
             first = len(self._slots)
@@ -166,7 +140,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 for number, one in enumerate(several, len(self._slots))
             ]
             param_group = {**param_group, "params": named}
-        _check_group({**self.defaults, **param_group}, self.moment_choices)
+        check_group({**self.defaults, **param_group}, self.moment_choices)
         super().add_param_group(param_group)
         if self._slots:
             self._decide()
@@ -462,8 +436,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
     def _check_groups(self) -> None:
         """Raise JomaError for a group whose settings no longer fit its state."""
         for group, before in zip(self.param_groups, self._fixed, strict=True):
-            now = _fixed_settings(group)
-            for name, old, new in zip(_SHAPE_THE_STATE, before, now, strict=True):
+            now = fixed_settings(group)
+            for name, old, new in zip(SHAPE_THE_STATE, before, now, strict=True):
                 if old != new:
                     raise JomaError(
                         f"{name} of a parameter group was {old} when its optimizer was made and is "
@@ -505,32 +479,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._mean_over = None
             self._start()
         self._decide()
-
-
-def _fixed_settings(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the settings of a group that shape its state."""
-    return tuple(group[name] for name in _SHAPE_THE_STATE)
-
-
-def _check_group(group: Mapping[str, Any], moment_choices: Sequence[str]) -> None:
-    """Raise JomaError for a setting of a group that is out of range."""
-    check_one_of("moments", group["moments"], moment_choices)
-    check_betas(group["betas"])
-    rank = group["rank"]
-    if isinstance(rank, float):
-        if not 0 < rank < 1:
-            raise JomaError(f"rank must be whole, or a share of energy below 1, got {rank}")
-    elif rank is not None:
-        whole_number("rank", rank, 1)
-    whole_number("gap", group["gap"], 1)
-    for name, allowed in _CHOICES.items():
-        check_one_of(name, group[name], allowed)
-    for name in ("bits", "projector_bits"):
-        if group[name] not in (None, 8):
-            raise JomaError(f"{name} must be None or 8, got {group[name]!r}")
-    for name in ("lr", "scale", "weight_decay"):
-        if not group[name] >= 0:
-            raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
 
 
 def _check_dense(slot: Slot) -> None:

@@ -21,7 +21,6 @@ from joma.optim.state import check_tensors, load_state, split_state
 from joma.runs import Checkpoint, Run
 from joma.train._checkpointing import BackgroundWriter
 from joma.train.findings import Judgement
-from joma.train.language._compute import Compute, compiles, without_masks
 from joma.train.language._config import Config, check_made
 from joma.train.language._export import (
     export,
@@ -30,7 +29,14 @@ from joma.train.language._export import (
     series_folder,
     weights_of,
 )
-from joma.train.language._model import make_config, make_model, make_optimizer
+from joma.train.language._model import (
+    Compute,
+    compiles,
+    make_config,
+    make_model,
+    make_optimizer,
+    without_masks,
+)
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
 from joma.train.loop import Training, resume, take_turns, turns
 from joma.train.monitor import Monitor
