@@ -22,7 +22,7 @@ from joma.experiments.language._groups import (
     named,
 )
 from joma.models import LanguageConfig, LanguageModel
-from joma.models.language import FIRST_RANGE
+from joma.models.networks import FIRST_RANGE
 from joma.optim import StackedAdam
 from joma.probes import stable_ranks
 from joma.runs import Run
