@@ -15,7 +15,7 @@ from joma.cli import _train
 from joma.runs import Run
 from joma.train import loop
 from joma.train.findings import Finding, Judgement, RecordedSeries
-from joma.train.language import PRESETS, Trained, _training
+from joma.train.language import PRESETS, LanguageTraining, Trained
 from tests.cli._command import joma, sentence
 from tests.runs import _failing
 from tests.train._language import write_text
@@ -153,7 +153,7 @@ def test_a_signal_saves_and_says_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, word: str
 ):
     joma("train", "config.toml", "--out", "straight")
-    advance = _training._Session.advance
+    advance = LanguageTraining.advance
 
     def interrupted(session: Any, steps: int) -> None:
         advance(session, steps)
@@ -161,7 +161,7 @@ def test_a_signal_saves_and_says_how_to_resume(
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_training._Session, "advance", interrupted)
+        patch.setattr(LanguageTraining, "advance", interrupted)
         result = joma("train", "config.toml", "--out", "run", "--set", "training.steps=8")
     assert result.exit_code == code
     assert f"{word}. Incomplete: run" in result.stderr
@@ -174,14 +174,14 @@ def test_a_signal_saves_and_says_how_to_resume(
 
 
 def test_a_folder_removed_while_training_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    advance = _training._Session.advance
+    advance = LanguageTraining.advance
 
     def removed(session: Any, steps: int) -> None:
         advance(session, steps)
         if session.step >= 3 and Path("run").exists():
             shutil.rmtree("run")
 
-    monkeypatch.setattr(_training._Session, "advance", removed)
+    monkeypatch.setattr(LanguageTraining, "advance", removed)
     result = joma("train", "config.toml", "--out", "run")
     assert result.exit_code == 2
     assert "run folder run was removed or replaced while" in sentence(result)
@@ -197,7 +197,7 @@ def test_how_often_checkpoints_are_saved_may_change():
 
 
 def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    advance = _training._Session.advance
+    advance = LanguageTraining.advance
 
     def full(session: Any, steps: int) -> None:
         advance(session, steps)
@@ -205,7 +205,7 @@ def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch
             _failing.fill_disk(patch, "write")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_training._Session, "advance", full)
+        patch.setattr(LanguageTraining, "advance", full)
         said = sentence(joma("train", "config.toml", "--out", "run"))
     assert "No space left on device" in said
     saved = Run.open("run").checkpoints.steps[0]
