@@ -12,7 +12,6 @@ RENAMED = [
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
     ("joma.models.series", "Finding", "SeriesProblem"),
-    ("joma.probes.metrics", "Estimate", "BoundedValue"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
     ("joma.theory.nonlinear", "Fit", "Eqn6Fit"),
