@@ -189,9 +189,12 @@ def plain(device: str) -> Rows:
         shape = (1, 16, 16, length, length, 64)
         q, k, _ = drawn(shape, "causal", torch.bfloat16, device)
         row: dict[str, Any] = {"T": length}
-        for name, asked in (
-            ("entropy", {}), ("masses", {"first": 4, "last": 64}), ("received", {"received": True}),
-        ):  # fmt: skip
+        every: dict[str, dict[str, Any]] = {
+            "entropy": {},
+            "masses": {"first": 4, "last": 64},
+            "received": {"received": True},
+        }
+        for name, asked in every.items():
             found = in_turns(
                 device,
                 lambda: attention_statistics(q, k, **asked),  # noqa: B023

@@ -92,7 +92,8 @@ def stable_ranks(
 ) -> list[StableRank]:
     """Return `stable_rank` of many matrices; on a GPU small ones of one shape are batched."""
     results: dict[int, StableRank] = {}
-    alike: defaultdict[object, list[tuple[int, Scaled]]] = defaultdict(list)
+    alike: defaultdict[tuple[torch.Size, torch.device], list[tuple[int, Scaled]]]
+    alike = defaultdict(list)
     for i, given in enumerate(matrices):
         scaled = checked(given, method, tolerance)
         matrix = scaled.matrix
