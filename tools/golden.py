@@ -1025,8 +1025,6 @@ CALLS = (
     "nonlinear.drop_and_rebound(np.cos(T))",
     "nonlinear.elapsed(R, 1.5)",
     "nonlinear.entropy_fate(MU)",
-    "nonlinear.fit(np.linspace(0.0, 4.0, 40),"
-    " v=nonlinear.weights(np.array([0.6, 1.4]), np.linspace(0.0, 4.0, 40)), components=(2, 2))",
     "nonlinear.lemma6_bound()",
     "nonlinear.lemma7_bound()",
     "nonlinear.linear_attention_residual(MU, T, initial=0.1)",
@@ -1038,7 +1036,7 @@ CALLS = (
     "nonlinear.settled_threshold(MU)",
     "nonlinear.stable_rank_fate(np.abs(M))",
     "nonlinear.weights(MU, T)",
-    "posterior.posteriors(TREE, np.array([[0, 1, 1], [1, 0, 0], [1, 1, 1]]))",
+    "hblt.posteriors(TREE, np.array([[0, 1, 1], [1, 0, 0], [1, 1, 1]]))",
     "scan_snap.attention(CORPUS, Z)",
     "scan_snap.critical_margin(5)",
     "scan_snap.deciding_time(classes=4, distinct_share=0.5, eta_y=1.0)",

@@ -6,17 +6,12 @@ import pytest
 
 RENAMED = [
     ("joma.experiments", "Choice", "ChoiceOption"),
-    ("joma.experiments.claims", "Measurement", "ClaimMeasurement"),
-    ("joma.experiments.claims", "Verdict", "ClaimVerdict"),
     ("joma.models", "Attention", "AttentionPart"),
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
     ("joma.models.series", "Finding", "SeriesProblem"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
-    ("joma.theory.nonlinear", "Fit", "Eqn6Fit"),
-    ("joma.theory.scan_snap", "Corpus", "ScanSnapCorpus"),
-    ("joma.theory.scan_snap", "Trajectory", "ScanSnapTrajectory"),
 ]
 
 

@@ -9,11 +9,11 @@ import torch
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError, printable
-from joma.models import Found, dummy_forward, find_stored_weights, find_weights
+from joma.models import Found, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, known_architecture
 from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
-from joma.models.loading import Loaded, load, outlined
+from joma.models.loading import load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.metrics import PROBED, checked
 from joma.probes.session import (
@@ -25,7 +25,6 @@ from joma.probes.session import (
     probe_weights,
     unmeasured,
 )
-from joma.probes.tap import watch_attention
 from joma.probes.text import BEYOND, WINDOW, WINDOWS, text_windows
 from joma.runs import Run
 
@@ -168,8 +167,7 @@ def measure(
         shown, note = text_windows(loaded, text, probing.window, probing.windows)
     parts, left_out = None, None
     if probing.needs != {"attention"}:
-        run = dummy_forward(loaded.model)
-        parts = find_weights(loaded.model, architecture=probing.architecture, run=run)
+        parts = find_weights(loaded.model, architecture=probing.architecture)
         left_out = _left_out(parts, probing)
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
     try:
@@ -232,8 +230,6 @@ def check(
     loaded = outlined(source, revision=revision, tokenizer=probing.tokenizer)
     if loaded is None:
         return None
-    if "attention" in probing.needs:
-        _check_attention(loaded)
     if probing.needs != {"attention"}:
         parts = find_weights(loaded.model, architecture=probing.architecture)
         asked_for = probing.metrics is not None
@@ -242,20 +238,6 @@ def check(
         return None
     shown, _ = text_windows(loaded, text, probing.window, probing.windows)
     return shown.shape[0], shown.shape[1]
-
-
-def _check_attention(loaded: Loaded) -> None:
-    """Raise where no attention is observed; a model without numbers may fail in other ways."""
-    run = dummy_forward(loaded.model, numbers=False)
-    if run is None:
-        return
-    try:
-        with watch_attention(loaded.model, lambda call: None):
-            run()
-    except JomaError:
-        raise
-    except Exception:  # some models decide by their numbers what to compute
-        return
 
 
 def _left_out(parts: Found, probing: Probing) -> str | None:

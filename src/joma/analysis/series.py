@@ -27,7 +27,6 @@ from joma.models.series import (
     Integrity,
     Series,
     SeriesCheckpoint,
-    check_some,
     judge,
     kept_fingerprint,
     not_there,
@@ -55,7 +54,6 @@ _IN_A_WORD = {  # of a step that is several, the last
     "unreadable": "unreadable",
     "unlike": "another model",
     "duplicate": "repeated",
-    "misordered": "out of place",
 }
 
 _LISTED = 6
@@ -171,7 +169,7 @@ def probe_series(
     for kind, words in _IN_A_WORD.items():
         for finding in integrity.findings:
             if finding.kind == kind:
-                bad |= dict.fromkeys(finding.bad, words)
+                bad |= dict.fromkeys(finding.steps, words)
     bad |= {step: "not measured" for step in failed if step not in bad}
     table, sentences = _described(done, curves, bad)
     if curves:
@@ -195,7 +193,7 @@ def _file(folder: Path, step: int) -> Path:
 def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> Integrity:
     remove_temporaries(_file(run.path, 0).parent)
     work = {
-        it.step: submit(_fingerprint, it, _file(run.path, it.step).with_suffix(".safetensors"))
+        it.step: submit(_fingerprint, it, _file(run.path, it.step).with_suffix(".files.json"))
         for it in series.checkpoints
         if it.missing is None
     }
@@ -209,8 +207,7 @@ def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> In
             found[step] = fingerprint
         else:
             (absent if gone else unreadable)[step] = why
-    check_some(series, found, {**absent, **unreadable})
-    return judge(series.name, found, absent=absent, unreadable=unreadable, schedule=series.schedule)
+    return judge(series, found, absent=absent, unreadable=unreadable)
 
 
 def _fingerprint(checkpoint: SeriesCheckpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:

@@ -18,7 +18,7 @@ from joma.cli._serve import serve
 from joma.cli._sparsify import app as sparsify_app
 from joma.cli._superposition import superposition
 from joma.cli._train import train
-from joma.cli._verify import VerifyCommand, verify
+from joma.cli._verify import verify
 
 app = typer.Typer(
     name="joma",
@@ -75,8 +75,7 @@ for command, short_help, example in (
     ),
     (demo, "Take the tour: about a minute, no data needed.", "demo --out tour"),
 ):
-    kind = VerifyCommand if command is verify else PlainCommand
-    app.command(cls=kind, short_help=short_help, epilog=f"Example: joma {example}")(command)
+    app.command(cls=PlainCommand, short_help=short_help, epilog=f"Example: joma {example}")(command)
 app.add_typer(runs_app, name="runs")
 app.add_typer(series_app, name="series")
 app.add_typer(sparsify_app, name="sparsify")

@@ -48,13 +48,6 @@ def report(
     points: Annotated[
         int, count("--points", "The most points of a series; longer ones are thinned.", 8)
     ] = 2000,
-    fit: Annotated[
-        bool,
-        typer.Option(
-            "--fit",
-            help="Fit Eqn 6 to attention entropies, which takes seconds for each layer.",
-        ),
-    ] = False,
     json: Json = False,
 ) -> None:
     """Write one HTML file with the findings, charts and tables of one or more runs.
@@ -67,7 +60,7 @@ def report(
     began = monotonic()
     target = _target(runs, out)
     with _reports() as progress:
-        payloads = _payloads(runs, points, fit, progress)
+        payloads = _payloads(runs, points, progress)
         metrics = {
             series["metric"]
             for it in payloads
@@ -104,7 +97,7 @@ def report(
     _show.say(f"{target} ({_size(len(data))}): open it in a browser.")
 
 
-def _payloads(runs: list[Path], points: int, fit: bool, progress: "Report") -> list[dict[str, Any]]:
+def _payloads(runs: list[Path], points: int, progress: "Report") -> list[dict[str, Any]]:
     """Return the payload of each run; one of several that is damaged is shown as damaged."""
     from joma.report.html import damaged_payload, payload, run_titles
     from joma.runs import Run, is_damaged_run, is_run
@@ -116,14 +109,8 @@ def _payloads(runs: list[Path], points: int, fit: bool, progress: "Report") -> l
     found: list[dict[str, Any]] = []
     for number, path in enumerate(runs):
         progress(path.name, number, len(runs))
-
-        def fitting(what: str, done: int, total: int, path: Path = path) -> None:
-            progress(f"fit of {what} in {path.name}", done, total)
-
         try:
-            made = payload(
-                Run.open(path), most_points=points, budget=budget, fit=fit, progress=fitting
-            )
+            made = payload(Run.open(path), most_points=points, budget=budget)
         except (JomaError, OSError) as error:
             if len(runs) == 1:
                 raise

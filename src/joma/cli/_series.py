@@ -45,7 +45,7 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find repeated, missing, misplaced and damaged checkpoints, by hashes and distances.
+    """Find repeated, missing and damaged checkpoints.
 
     Exits with 1 when something is found.
     """
@@ -126,7 +126,7 @@ def measure(
             }
         )
     else:
-        _print_integrity(ended.integrity, distances=False)
+        _print_integrity(ended.integrity, unverified=False)
         reported = {finding.sentence for finding in ended.integrity.findings}
         for words in failed:
             if words not in reported:
@@ -146,7 +146,7 @@ def summary(integrity: "Integrity", count: int) -> str:
     """Return the result of checking a series, in one sentence."""
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
     if integrity.clean:
-        return f"{checkpoints}: none repeated, missing, out of place or damaged."
+        return f"{checkpoints}: none repeated, missing or damaged."
     number = len(integrity.findings)
     return f"{checkpoints}: {number} finding{'' if number == 1 else 's'}."
 
@@ -159,24 +159,10 @@ def _named(names: Sequence[str], revisions: str | None, schedule: str | None) ->
     return Series.of(names if len(names) > 1 else names[0], revisions=revisions, schedule=schedule)
 
 
-def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
-    if distances and integrity.neighbours:
-        bad = set(integrity.bad_steps)
-        rows = _show.table("from step", "to step", "moved", "")
-        for column in rows.columns[:3]:
-            column.justify = "right"
-        for pair in integrity.neighbours:
-            marked = [str(step) for step in (pair.earlier, pair.later) if step in bad]
-            rows.add_row(
-                str(pair.earlier),
-                str(pair.later),
-                f"{pair.distance:.3g}",
-                f"not to be believed: {', '.join(marked)}" if marked else "",
-            )
-        _show.put(rows, "")
+def _print_integrity(integrity: "Integrity", unverified: bool = True) -> None:
     for finding in integrity.findings:
         _show.say(_show.sentence(finding.sentence))
-    if (count := len(integrity.unverified)) and distances:
+    if (count := len(integrity.unverified)) and unverified:
         of = "No checkpoint carries" if not integrity.verified else f"{count} checkpoints carry no"
         _show.say(f"{of} checksums: unverified.")
 

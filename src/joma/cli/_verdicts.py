@@ -1,6 +1,5 @@
-"""How the verdicts on claims, and attacks on them, are printed."""
+"""How the verdicts on claims are printed."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,6 @@ NARROW = 125
 
 SLIM = 72
 """Below this many columns, the printed form stands under the derived one."""
-
-_SHOWN = 120
-"""Characters of an attack's parameters that the table shows."""
 
 
 def show_verdicts(records: Sequence[Record], seconds: float) -> None:
@@ -72,40 +68,6 @@ def summary(records: Sequence[Record]) -> str:
     forms = "form" if len(printed) == 1 else "forms"
     do = "does" if wrong == 1 else "do"
     return f"{sentence}; {wrong} of {len(printed)} printed {forms} {do} not hold."
-
-
-def show_attacks(records: Sequence[Record], seconds: float) -> None:
-    """Print the attacks, the closest first, and a summary as the last line."""
-    attacked = [record for record in records if "fixed" not in record]
-    attacked.sort(key=lambda one: math.inf if one["ratio"] is None else one["ratio"], reverse=True)
-    rows = table("claim", "points", "refused", "error / tolerance", "where")
-    for record in attacked:
-        ratio = "∞" if record["ratio"] is None else f"{record['ratio']:.2g}"
-        word = "✗ falls: " if record["violated"] else ""
-        where = ", ".join(f"{name} = {_short(it)}" for name, it in record["parameters"].items())
-        failure = f"; {record['failure']}" if record["failure"] else ""
-        cut = where if record["violated"] else where[:_SHOWN]
-        made = record["evaluations"] + record["refused"]
-        refused = f"{record['refused'] / max(made, 1):.0%}"
-        points = str(record["evaluations"])
-        rows.add_row(record["claim"], points, refused, word + ratio, cut + failure)
-    put(rows, "")
-    few = [record["claim"] for record in attacked if not record["enough"]]
-    if few:
-        put(f"Fewer than 1,000 points, too few to speak of a search: {', '.join(few)}.", "")
-    fell = sum(record["violated"] for record in attacked)
-    fixed = len(records) - len(attacked)
-    points = sum(record["evaluations"] for record in attacked)
-    rest = f"; {fixed} have no free parameters" if fixed else ""
-    verb = "falls" if fell == 1 else "fall"
-    put(f"{fell} of {len(attacked)} claims {verb} in {points:,} points{rest}. {seconds:.1f} s.")
-
-
-def _short(value: Any) -> str:
-    """Return a parameter in few characters."""
-    if isinstance(value, list):
-        return f"({', '.join(map(_short, value))})"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _errata(found: "Sequence[Erratum]") -> list[Any]:

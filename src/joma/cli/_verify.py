@@ -2,22 +2,19 @@
 
 import contextlib
 import importlib
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from joma.cli import _show
-from joma.cli._errors import PlainCommand
 from joma.cli._folders import begun, check_folder, working_in
-from joma.cli._options import Json, Seed, note_idle, option, positive
+from joma.cli._options import Json, Seed, note_idle, option
 from joma.cli._progress import progress
 from joma.cli._show import Record
-from joma.cli._verdicts import all_hold, show_attacks, show_verdicts, summary
-from joma.cli._workers import gather, workers
+from joma.cli._verdicts import all_hold, show_verdicts, summary
 from joma.common.checks import check_known
 
 if TYPE_CHECKING:
@@ -25,36 +22,8 @@ if TYPE_CHECKING:
     from joma.runs import Run
 
 
-ATTACK_SECONDS = 5.0
-"""Processor time that --adversary gives to each claim by default."""
-_SHARE = 0.95
-"""Share of the time that is given out, since slow claims may exceed theirs."""
-
-
 def _claim_ids(incomplete: str) -> list[str]:
     return [name for name in chosen(None) if name.startswith(incomplete)]
-
-
-class VerifyCommand(PlainCommand):
-    """`joma verify`, whose `--adversary` may stand without a number."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write out the number that `--adversary` was given without."""
-        words: list[str] = []
-        for index, word in enumerate(args):
-            words.append(word)
-            following = args[index + 1] if index + 1 < len(args) else "-"
-            if word == "--adversary" and following.startswith("-"):
-                words.append(_DEFAULT)
-        return super().parse_args(ctx, words)
-
-
-_DEFAULT = "default"
-
-
-def _seconds(given: str | float) -> float:
-    """Parse a number of seconds; 0 stands for the default."""
-    return 0.0 if given == _DEFAULT else positive(given)
 
 
 def verify(
@@ -74,16 +43,6 @@ def verify(
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw all errors in one picture, in a run folder.")
     ] = False,
-    adversary: Annotated[
-        float | None,
-        option(
-            "--adversary",
-            "[SECONDS]",
-            parser=_seconds,
-            help="Search the whole domain of each claim for a case in which it fails, for about "
-            "so long in all; otherwise for 5 seconds of a processor each.",
-        ),
-    ] = None,
     json: Json = False,
     seed: Seed = 0,
     out: Annotated[
@@ -91,24 +50,19 @@ def verify(
         option(
             "--out",
             "DIR",
-            "Keep the verdicts and the picture, or the attacks, in this run folder; "
+            "Keep the verdicts and the picture in this run folder; "
             "with --plot alone, in a new ./runs/verify-DATE-TIME.",
         ),
     ] = None,
 ) -> None:
     """Check every claim of the papers, as printed and as derived, against independent numbers.
 
-    Exits with 1 when a derived claim fails, or falls to --adversary. Nothing is written without
-    --plot or --out.
+    Exits with 1 when a derived claim fails. Nothing is written without --plot or --out.
     """
     ids = chosen(claim)
     if list_:
         note_idle(context, ("plot", "seed", "out"), "with --list")
         _list(ids, json)
-        return
-    if adversary is not None:
-        note_idle(context, ("plot",), "with --adversary")
-        _attack_and_show(ids, adversary or None, seed, out, json)
         return
     importlib.import_module("joma.experiments.claims")  # Ctrl-C meanwhile stops no measurement
     records: list[Record] = []
@@ -157,16 +111,6 @@ def check_claim(claim: str, seed: int) -> Record:
     return check(_find(claim), seed).as_json()
 
 
-def attack_claim(claim: str, seconds: float, seed: int) -> Record:
-    """Attack one claim, by its id; the record of one that has nothing to search says why."""
-    from joma.experiments.claims.adversary import attack
-
-    found = _find(claim)
-    if found.search is None:
-        return {"claim": claim, "fixed": found.fixed or "nothing to search"}
-    return attack(found, seconds, seed=seed).as_json()
-
-
 def draw(run: "Run", records: Sequence[Record]) -> list[Path]:
     """Draw the overview picture into a run folder."""
     from joma.experiments.claims import TOPICS
@@ -199,34 +143,6 @@ def _list(ids: Sequence[str], json: bool) -> None:
     for claim in listed:
         rows.add_row(claim.id, claim.source, claim.title)
     _show.put(rows)
-
-
-def _attack_and_show(
-    ids: Sequence[str], seconds: float | None, seed: int, out: Path | None, json: bool
-) -> None:
-    """Attack claims in as many processes as there are processors, for about so long in all."""
-    start = time.perf_counter()
-    jobs = max(1, min(os.cpu_count() or 1, len(ids)))
-    each = ATTACK_SECONDS if seconds is None else _SHARE * seconds * jobs / max(len(ids), 1)
-    config = {"seed": seed, "claims": ids, "adversary_seconds": seconds}
-    with working_in(out) as folders, contextlib.ExitStack() as around:
-        kept = None
-        if out is not None:
-            check_folder(out, "verify", config, restart=True)
-            kept = around.enter_context(begun(folders, "verify", config, out))
-        with progress("adversary", len(ids)) as advance, workers(jobs) as submit:
-            records = gather([submit(attack_claim, name, each, seed) for name in ids], advance)
-        if kept is not None:
-            run, outcome = kept
-            run.write_json("attacks", records)
-            fallen = [record["claim"] for record in records if record.get("violated")]
-            outcome.update(agrees=not fallen, finding=f"{len(fallen)} of {len(records)} fall")
-    if json:
-        _show.as_json(records)
-    else:
-        show_attacks(records, time.perf_counter() - start)
-    if any(record.get("violated") for record in records):
-        raise typer.Exit(1)
 
 
 def _show_verdicts(records: Sequence[Record], start: float, json: bool) -> None:

@@ -5,8 +5,6 @@ logits z and the decoder Y, `train_on_samples` the same by stochastic gradient o
 finite length. `Balanced` is the case that can be solved.
 """
 
-from joma.common.renamed import renamed
-from joma.theory.scan_snap._balanced import Balanced, late_b, late_decoder_rate_effect
 from joma.theory.scan_snap._flow import (
     ScanSnapCorpus,
     ScanSnapTrajectory,
@@ -14,10 +12,15 @@ from joma.theory.scan_snap._flow import (
     b_rate,
     evolve,
     feature,
+    finite_length_bias,
     flow,
     objective,
+    sample_gradient,
+    sample_sequences,
+    train_on_samples,
 )
 from joma.theory.scan_snap._laws import (
+    Balanced,
     critical_margin,
     deciding_time,
     decoder_rate_turn,
@@ -26,18 +29,14 @@ from joma.theory.scan_snap._laws import (
     growth_factor,
     initial_fate,
     initial_pull,
+    late_b,
+    late_decoder_rate_effect,
     log_gain_bounds,
     margin_time,
     relative_gain_rate,
     rescaled_time,
     rise_ratio,
     snapping_time,
-)
-from joma.theory.scan_snap._sampling import (
-    finite_length_bias,
-    sample_gradient,
-    sample_sequences,
-    train_on_samples,
 )
 
 __all__ = [
@@ -71,5 +70,3 @@ __all__ = [
     "snapping_time",
     "train_on_samples",
 ]
-
-__getattr__ = renamed(__name__, {"Corpus": "ScanSnapCorpus", "Trajectory": "ScanSnapTrajectory"})
