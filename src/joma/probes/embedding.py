@@ -200,7 +200,7 @@ class _Sample:
 
 
 @dataclass
-class _Sums:
+class _PairSums:
     """Added up over pairs: |cosine|, cosine, its square, the bins; and |cosine| of each row."""
 
     bins: Tensor
@@ -235,13 +235,13 @@ class _Sums:
         self.pairs += cosines.numel()
 
 
-def _no_sums(units: Tensor) -> _Sums:
+def _no_sums(units: Tensor) -> _PairSums:
     bins = torch.zeros(BINS, dtype=torch.int64, device=units.device)
     rows = torch.zeros(len(units), dtype=torch.float64, device=units.device)
-    return _Sums(bins, rows, rows.clone())
+    return _PairSums(bins, rows, rows.clone())
 
 
-def _all_pairs(units: Tensor, tokens: Tensor | None) -> _Sums:
+def _all_pairs(units: Tensor, tokens: Tensor | None) -> _PairSums:
     sums = _no_sums(units)
     for first, second in _blocks(len(units)):
         cosines = units[first] @ units[second].mT
@@ -271,7 +271,7 @@ def _blocks(rows: int) -> Iterator[tuple[slice, slice]]:
 
 def _some_pairs(
     vectors: Tensor, kept: Tensor, tokens: Tensor | None, pairs: int, seed: int
-) -> _Sums:
+) -> _PairSums:
     """Independent pairs of different vectors among those kept."""
     sums, rows = _no_sums(vectors[:0]), len(kept)
     generator = torch.Generator().manual_seed(seed)
@@ -290,7 +290,7 @@ def _some_pairs(
     return sums
 
 
-def _summary(sums: _Sums, shares: tuple[float, ...], seen: int) -> dict[str, Any]:
+def _summary(sums: _PairSums, shares: tuple[float, ...], seen: int) -> dict[str, Any]:
     """What all pairs say together."""
     if sums.pairs == 0:
         raise JomaError(

@@ -1,4 +1,4 @@
-"""Spectra of weights: a value never comes without its error bound, and says what it is worth.
+"""Stable ranks, singular values, energies and effective ranks of weights, with error bounds.
 
 - `stable_rank`, `stable_ranks`: ‖A‖_F²/σ₁² by block Lanczos from a random start, with a bound that
   holds with probability 1 − 1e-6 whatever the matrix, or with a certificate.

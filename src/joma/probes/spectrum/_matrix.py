@@ -103,7 +103,7 @@ class Operator:
     @cached_property
     def frobenius(self) -> float:
         """‖A‖_F, added up in float64."""
-        return math.sqrt(sum(float(part.double().square().sum()) for part in self._pieces()))
+        return math.sqrt(sum(part.double().square().sum() for part in self._pieces()))
 
     def apply(self, block_SB: Tensor) -> Tensor:
         """Return M of a block, for a matrix scaled to Frobenius norm 1."""
