@@ -9,7 +9,6 @@ RENAMED = [
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
     ("joma.models.series", "Finding", "SeriesProblem"),
-    ("joma.probes.metrics", "Estimate", "BoundedValue"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
 ]

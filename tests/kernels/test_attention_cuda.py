@@ -1,7 +1,6 @@
-"""The GPU kernel against the blocked path in float64, which the CPU tests hold to the matrix."""
+"""The GPU kernels against torch in float64, which the CPU tests hold to the matrix."""
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +13,6 @@ from joma.probes.attention import AttentionStatistics
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-
-from joma.probes import _attention_kernel
-
-
-@pytest.fixture(autouse=True)
-def _few_scores_are_the_kernels_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("joma.probes.attention.FEW", 0)
-
 
 SIGHTS: dict[str, dict[str, Any]] = {
     "causal": {},
@@ -103,19 +94,15 @@ def test_what_no_kernel_fits_is_computed_all_the_same(
 
     q, k = (draw(seed, 1, 2, 200, 64, dtype=torch.bfloat16) for seed in (18, 19))
     expected = attention_statistics(q, k)
-    monkeypatch.setattr(_attention_kernel, "_rows_fit", SimpleNamespace(launch=does_not_fit))
+    monkeypatch.setattr("joma.kernels.choice.Fitting.launch", does_not_fit)
     for _ in range(2):
         found = attention_statistics(q, k)
         torch.testing.assert_close(found.entropy, expected.entropy, atol=1e-4, rtol=1e-4)
     assert caplog.text.count("cannot be computed by a kernel (out of resource") == 1
 
 
-@pytest.mark.parametrize("few", [0, 2**22])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_bad_key_reaches_only_rows_that_see_it(
-    bad: float, few: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("joma.probes.attention.FEW", few)  # also what is written out
+def test_a_bad_key_reaches_only_rows_that_see_it(bad: float):
     q, k = (draw(seed, 1, 2, 200, 64, dtype=torch.float32) for seed in (16, 17))
     whole = attention_statistics(q, k)
     k[:, :, 150] = bad

@@ -1,6 +1,6 @@
 """Run the attention kernels in Triton's interpreter next to float64 softmax; prints JSON.
 
-TRITON_INTERPRET=1 python -m tests.probes.interpreted_attention [--all]
+TRITON_INTERPRET=1 python -m tests.kernels.interpreted_attention [--all]
 
 One line for each case: its name and the largest error. Without --all the cases are fewer.
 """
