@@ -12,6 +12,10 @@ import sys
 
 def main() -> None:
     """The `joma` command."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file to be opened would take its number
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     try:
         from joma.cli._app import app  # here, so that Ctrl-C is answered during imports too
         from joma.cli._render import spell_out_what_streams_lack

@@ -151,14 +151,14 @@ def _train_badly(folder: Path, seed: int) -> Record:
         folder: Run folder of the training.
         seed: Decides the first weights and the order of the data.
     """
+    if importlib.util.find_spec("transformers") is None:  # the model is one of its own
+        return {"left_out": f"the training needs transformers: {how_to_install('hf')}"}
     from joma.runs import Run
     from joma.train.findings import headline
     from joma.train.language import read_config, train
 
     config = read_config("tiny", [*_CHANGES, f"training.seed={seed}"])
     record: dict[str, Any] = {"run": str(folder), "learning_rate": config.optimizer.learning_rate}
-    if importlib.util.find_spec("transformers") is None:  # the model is one of its own
-        return {**record, "left_out": f"the training needs transformers: {how_to_install('hf')}"}
     if (folder / "tour.json").is_file():  # of a tour that was stopped later
         return Run.open(folder).read_json("tour")
     run = Run.create("train", config.sections(), out=folder, existing="restart")

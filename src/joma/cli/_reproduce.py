@@ -261,7 +261,9 @@ def _own_options() -> list[inspect.Parameter]:
         if isinstance(first, Option):
             kind, metavar = first.kind, "N" if first.kind is int else "X"
             parser = whole(1) if first.kind is int else positive
-        what = option(f"--{name}", metavar, f"{_option_help(owners)}.", parser=parser)
+        what = typer.Option(
+            f"--{name}", metavar=metavar, help=f"{_option_help(owners)}.", parser=parser
+        )
         parameter = inspect.Parameter(
             name.replace("-", "_"),
             inspect.Parameter.KEYWORD_ONLY,

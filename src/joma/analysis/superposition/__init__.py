@@ -13,8 +13,8 @@ controls that go through the same steps: contexts shuffled among nodes, and an u
 - `spread` chooses windows evenly over a text.
 """
 
+from joma.analysis.superposition._contexts import SearchSettings, spread
 from joma.analysis.superposition._examples import Context, FoundNode, Group, examples, tables
-from joma.analysis.superposition._observe import spread
 from joma.analysis.superposition._search import (
     LayerScores,
     SearchResult,
@@ -23,7 +23,6 @@ from joma.analysis.superposition._search import (
     quantile,
     search,
 )
-from joma.analysis.superposition._settings import SearchSettings
 
 __all__ = [
     "Context",
