@@ -25,7 +25,6 @@ from joma.cli._probe import device_speed, file_sizes
 from joma.cli._progress import reports
 from joma.cli._render import printable
 from joma.cli._run_folder import check_folder, naming_options, working
-from joma.common.text import duration
 from joma.errors import JomaError
 from joma.errors import printable as escaped
 
@@ -285,20 +284,9 @@ class Generate(ModelCommand):
             "caches": None,
             "about_seconds": None,
         }
-        lines = ["what it takes is known once the model is loaded"]
         if loaded is not None:
             record |= self._takes(loaded)
-            seconds = duration(record["about_seconds"])
-            lines = [
-                f"{record['prompt_tokens']} tokens of the prompt, {self.max_new_tokens} new ones",
-                f"device: {record['device']}; about {seconds}",
-            ]
-        _render.plan(record, lines, json=self.json)
-        if record["caches"] and not self.json:
-            rows = [
-                (it["cache"], _size(it["bytes"]), f"{it['share']:.1%}") for it in record["caches"]
-            ]
-            _render.put(_render.table(("cache", "bytes at the end", "of full"), rows))
+        _render.plan(record, json=self.json)
 
     def _takes(self, loaded: "Loaded") -> dict[str, Any]:
         """Return what is known of a model without numbers."""
@@ -375,7 +363,9 @@ def _costs(row: dict[str, Any]) -> list[str]:
     agreement = _measured(row["agreement"], row["agreement_error"], "{:.0%}")
     return [
         _known(row["keys"], "{:g}"),
-        _size(row["bytes"]) if full else f"{_size(row['bytes'])} {row['share']:6.1%}",
+        _render.size_text(row["bytes"])
+        if full
+        else f"{_render.size_text(row['bytes'])} {row['share']:6.1%}",
         _nats(row, "text"),
         _nats(row, "reply"),
         "" if full else agreement,
@@ -407,14 +397,6 @@ def _speed(row: dict[str, Any]) -> str:
     if math.isnan(row["speed_low"]):
         return _known(row["speed"], "{:.2f}")
     return f"{row['speed']:.2f} ({row['speed_low']:.2f} to {row['speed_high']:.2f})"
-
-
-def _size(size: int) -> str:
-    """Return a number of bytes with its unit."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1024:.1f} KiB"
 
 
 def _finding(rows: Sequence[dict[str, Any]], made: str) -> str:

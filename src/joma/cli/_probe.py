@@ -25,7 +25,6 @@ from joma.cli._progress import reports
 from joma.cli._render import printable
 from joma.cli._run_folder import check_folder, naming_options, working
 from joma.cli._workers import workers
-from joma.common.text import duration
 from joma.errors import JomaError
 from joma.probes.metrics import PROBED
 
@@ -253,35 +252,21 @@ class Probe(ModelCommand):
         takes = self._takes(left[0].source, left[0].revision) if left else {"about_seconds": None}
         if takes["about_seconds"] is not None:
             takes["about_seconds"] *= len(left) / self.jobs
-        note = f"{len(series.steps)} checkpoints, {len(finished)} of them done"
-        self._plan(work.NAME, {**what, "jobs": self.jobs}, takes, note)
+        self._plan(work.NAME, {**what, "jobs": self.jobs}, takes)
 
-    def _plan(
-        self, name: str, what: Mapping[str, Any], takes: Mapping[str, Any], note: str = ""
-    ) -> None:
+    def _plan(self, name: str, what: Mapping[str, Any], takes: Mapping[str, Any]) -> None:
         """Print what would be measured, where it goes, and what it takes.
 
         Args:
             name: Name of the run.
             what: The model or series, by what it is called in JSON, and what else is known of it.
-            takes: What `_takes` returned; no tokens where nothing is left to do.
-            note: A line about what is measured.
+            takes: What `_takes` returned.
         """
         from joma.runs import default_folder
 
-        metrics, device = list(self.probing.chosen), chosen_device(self.device)
         run = str(self.out or default_folder(name))
-        lines = [note] * bool(note) + [f"metrics: {', '.join(metrics)}"]
-        if "tokens" in takes and takes["about_seconds"] is None:
-            lines += [f"device: {device}", "what it takes is known once it is downloaded"]
-        elif "tokens" in takes:
-            read = f"{takes['tokens']:,} tokens at most" if takes["tokens"] else "no text"
-            gigabytes = takes["about_bytes"] / 2**30
-            lines.append(f"device: {device}; reads {read}")
-            seconds = duration(takes["about_seconds"])
-            lines.append(f"about {seconds}, memory about {gigabytes:.1f} GB")
-        more = {"run": run, "device": device, "metrics": metrics, **takes}
-        _render.plan({**what, **more}, lines, json=self.json)
+        more = {"device": chosen_device(self.device), "metrics": list(self.probing.chosen)}
+        _render.plan({**what, "run": run, **more, **takes}, json=self.json)
 
     def _takes(self, source: str, revision: str | None) -> dict[str, Any]:
         """Return about how long one model takes and what memory, from the sizes of its files alone.

@@ -16,6 +16,7 @@ import typer
 
 from joma import errors
 from joma.common.json_files import plain
+from joma.common.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,20 +57,49 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(text, err=err)
 
 
-def plan(record: Mapping[str, Any], lines: Iterable[str], *, json: bool) -> None:
-    """Print what a command would do.
+def plan(record: Mapping[str, Any], *, json: bool) -> None:
+    """Print what a command would do, and what that takes as far as it is known.
 
     Args:
         record: What JSON has; its first entry is what would be measured or made, "run" the folder.
-        lines: What is said of it.
         json: Whether JSON is printed.
     """
     if json:
         as_json(record)
         return
-    say(f"{next(iter(record.values()))} → {record['run']}")
-    for line in lines:
-        say(f"  {line}")
+    named, *rest = record.items()
+    say(f"{named[1]} → {record['run']}")
+    for key, value in rest:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                say(f"  {key.replace('_', ' ')}: {name} {_planned(key, inner)}")
+        elif key != "run" and value is not None:
+            say(f"  {key.replace('_', ' ')}: {_planned(key, value)}")
+
+
+def _planned(key: str, value: Any) -> str:
+    """Return a part of a plan in words, with the unit that the name of its key ends in."""
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_planned(name, it)}" for name, it in value.items()
+        )
+    if isinstance(value, list | tuple):
+        return "; ".join(_planned(key, it) for it in value) or "none"
+    if value is None:
+        return "unknown"
+    if key.endswith("seconds"):
+        return duration(value)
+    if key.endswith("bytes"):
+        return size_text(value)
+    return f"{value:,}" if isinstance(value, int) else cell(value)
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes with its unit."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"
 
 
 def console(*, err: bool = False) -> "Console":

@@ -29,7 +29,7 @@ from joma.cli._command import (
     seed_option,
     whole,
 )
-from joma.cli._errors import command_line, is_out_of_memory
+from joma.cli._errors import is_out_of_memory
 from joma.cli._progress import reports
 from joma.cli._render import Record, cell, mark, printable
 from joma.cli._run_folder import (
@@ -38,6 +38,7 @@ from joma.cli._run_folder import (
     explaining_failed_writes,
     interruptible,
     naming_options,
+    resume_command,
     writing_to,
 )
 from joma.common.checks import check_known
@@ -150,8 +151,11 @@ class Reproduce(Command):
         begun: dict[str, Path] = {}
 
         def resume() -> list[str]:
-            left = [name for name in requests if name not in {one["name"] for one in records}]
-            return self._commands(left, folders, begun)
+            left = list(requests)[len(records) :]
+            return [
+                resume_command(begun.get(name) or folders[name], {*requests} - {name})
+                for name in left
+            ]
 
         def again() -> str:
             if not (commands := resume()):
@@ -219,33 +223,6 @@ class Reproduce(Command):
             restart = not experiments.EXPERIMENTS[name].resumable
             check_folder(folders[name], name, request.config, restart=restart)
         return dict(folders)
-
-    def _commands(
-        self, left: Sequence[str], folders: Mapping[str, Path | None], begun: Mapping[str, Path]
-    ) -> list[str]:
-        """Return the commands that do what is left; one that has begun resumes in its folder."""
-        if not left:
-            return []
-        if self.out is not None:
-            return [self._command(left, folders[left[0]] if len(left) == 1 else self.out)]
-        first = self._command(left[:1], begun.get(left[0]))
-        return [first, self._command(left[1:], None)] if left[1:] else [first]
-
-    def _command(self, names: Sequence[str], out: Path | None) -> str:
-        flags: dict[str, Sequence[Any]] = {
-            "scale": [self.scale] if self.scale else [],
-            "device": [self.device] if self.device != "auto" else [],
-            **{name: [value] for name, value in self.own.items()},
-            "group": self.group or [],
-            "reference": [self.reference] if self.reference is not None else [],
-            "seed": [self.seed] if self.seed else [],
-        }
-        words = [
-            it for name, values in flags.items() for one in values for it in (f"--{name}", one)
-        ]
-        words += ["--json"] if self.json else []
-        words += [] if out is None else ["--out", out]
-        return command_line(["reproduce", *names, *map(str, words)])
 
 
 def _own_options() -> list[inspect.Parameter]:
@@ -431,8 +408,7 @@ def _show_plans(
         _render.as_json(plans)
         return
     for plan in plans:
-        named = {"name": f"{plan['name']}: {plan['title']}", "run": plan["run"]}
-        _render.plan(named, _plan_lines(plan), json=False)
+        _render.plan(plan, json=False)
     known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
     if known and len(plans) > 1:
         others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
@@ -450,12 +426,8 @@ def _warn_of_days(requests: Mapping[str, Request]) -> None:
             continue
         words = (
             f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
-            "take days"
+            "take days: --dry-run says what each scale takes"
         )
-        fitting = [scale for scale, it in experiment.scales.items() if _measured_on(it) == "cpu"]
-        if fitting:  # the largest of them
-            seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
-            words += f"; --scale {fitting[-1]} takes about {duration(seconds)}"
         _render.say(words, err=True)
 
 
@@ -498,24 +470,3 @@ def _plan(name: str, request: Request, folder: Path | None) -> Record:
         "all_groups": list(experiment.groups),
         "continues": experiment.resumable and folder is not None and is_run(folder),
     }
-
-
-def _plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    if "scale" not in plan:
-        return [f"about {duration(plan['about_seconds'])}, memory {plan['memory']}"]
-    lines = []
-    for scale, takes in plan["scales"].items():
-        remark = ""
-        if scale == plan["scale"]:
-            cpu = plan["device"] == "cpu"
-            unknown = "on cpu far longer: not measured" if cpu else "not measured on cuda"
-            remark = f" (this one{f'; {unknown}' if plan['about_seconds'] is None else ''})"
-        seconds = duration(takes["about_seconds"])
-        lines.append(f"{scale}: about {seconds} on {takes['on']}, memory {takes['memory']}{remark}")
-    lines.append(f"device: {plan['device']}")
-    for name, value in plan["options"].items():
-        lines.append(f"{name}: {'as the scale has it' if value is None else value}")
-    if plan["groups"]:
-        of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
-        lines.append(f"groups: {', '.join(plan['groups'])}{of}")
-    return [*lines, "resumes what is there"] if plan["continues"] else lines

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -149,6 +150,22 @@ def check_folder(
         )
 
 
+def resume_command(folder: Path | None, without: Collection[str] = ()) -> str:
+    """Return the command line that was typed, with another run folder.
+
+    Args:
+        folder: The run folder; None for the default.
+        without: Words that are left out.
+    """
+    words = [word for word in sys.argv[1:] if word not in without and word[:6] != "--out="]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    line = command_line([*words, *([] if folder is None else ["--out", str(folder)])])
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
+
+
 Begin = Callable[..., contextlib.AbstractContextManager[tuple["Run", dict[str, Any]]]]
 
 
@@ -173,8 +190,7 @@ def working(
     folders: list[Path] = []
 
     def again() -> str:
-        words = sys.argv[1:] if out or not folders else [*sys.argv[1:], "--out", str(folders[0])]
-        return f"Run it again with: {command_line(words)}"
+        return f"Run it again with: {resume_command(out or (folders[0] if folders else None))}"
 
     @contextlib.contextmanager
     def begin(device: str = "cpu") -> Iterator[tuple[Run, dict[str, Any]]]:

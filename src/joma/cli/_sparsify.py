@@ -235,14 +235,7 @@ class Fit(ModelCommand):
             "held_out_tokens": judging.numel(),
             "about_bytes": min(needed, 2**31),
         }
-        lines = (
-            f"{len(layers)} layers of width {width} with {neurons} neurons; rank {rank}, "
-            f"{parameters / 1e6:.2f} million parameters of predictors",
-            f"fits on {record['tokens']:,} tokens, judges on {record['held_out_tokens']:,}, on "
-            f"{record['device']}; holds {record['about_bytes'] / 2**30:.1f} GiB of observations "
-            "at a time",
-        )
-        _render.plan(record, lines, json=self.json)
+        _render.plan(record, json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

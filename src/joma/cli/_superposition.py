@@ -16,7 +16,6 @@ from joma.cli._progress import reports
 from joma.cli._render import cell, printable
 from joma.cli._run_folder import naming_options, working
 from joma.common.json_files import plain
-from joma.common.text import duration
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -169,11 +168,7 @@ class Superposition(ModelCommand):
             "about_seconds": float(f"{seconds:.3g}"),
             "about_bytes": memory,
         }
-        line = (
-            f"{len(windows)} windows of {windows.shape[1]} tokens on {record['device']}: about "
-            f"{duration(seconds)}, memory about {memory / 1e9:.1f} GB"
-        )
-        _render.plan(record, [line], json=self.json)
+        _render.plan(record, json=self.json)
 
 
 def _keep(run: "Run", found: "SearchResult", best: "Sequence[FoundNode]") -> None:

@@ -30,10 +30,10 @@ from joma.cli._run_folder import (
     closing,
     explaining_failed_writes,
     interruptible,
+    resume_command,
     writing_to,
 )
 from joma.common.signals import exit_code
-from joma.common.text import duration
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -90,17 +90,6 @@ class Train(Command):
             else:
                 self._train(config, device)
 
-    def _resume(self, folder: Path | None) -> str:
-        """Return what to type to resume."""
-        words = ["train", str(self.config)]
-        words += [word for one in self.change or [] for word in ("--set", one)]
-        words += ["--device", self.device] if self.device != "auto" else []
-        words += ["--json"] if self.json else []
-        words += ["--out", str(folder)] if folder is not None else []
-        several = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        line = command_line(words)
-        return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
-
     def _train(self, config: "Config", device: str) -> None:
         from joma.runs import Run
         from joma.train.language import changing, joined, train
@@ -111,7 +100,7 @@ class Train(Command):
             return begun[0] if begun else None
 
         def resume() -> str:
-            return self._resume(folder() or self.out)
+            return resume_command(folder() or self.out)
 
         def begin() -> Run:
             sections, may_change = config.sections(), changing(config)
@@ -157,7 +146,7 @@ class Train(Command):
                 f"Training stopped at step {trained.step} of {config.training.steps}, as "
                 f"monitor.stop_on asks: {trained.stopped}"
             )
-            say(f"Its checkpoint is saved. Continue with: {self._resume(run.path)}")
+            say(f"Its checkpoint is saved. Continue with: {resume_command(run.path)}")
         probing = ["probe", "--series", str(run.path / SERIES)]
         probing += ["--tokenizer", "bytes"] if config.data.tokenizer == "bytes" else []
         say(f"Probe the series with: {command_line(probing)}")
@@ -173,6 +162,7 @@ class Train(Command):
             report("make a few steps", 0, 1)
             found = estimate(config, device)
         record = {
+            "train": self.config,
             "run": str(self.out or default_folder("train")),
             "about_seconds": found.seconds,
             "memory_bytes": found.memory,
@@ -183,21 +173,7 @@ class Train(Command):
             "device": device,
             "config": config.sections(),
         }
-        if self.json:
-            _render.as_json(record)
-            return
-        memory = "unknown" if found.memory is None else f"about {found.memory / 1e9:.2g} GB"
-        _render.say(
-            f"{found.parameters / 1e6:.3g}M parameters, {found.tokens / 1e6:.3g}M tokens in "
-            f"{config.training.steps} steps → {record['run']}"
-        )
-        _render.say(
-            f"  about {duration(found.seconds)} on {device}, as a few steps went, "
-            f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
-        )
-        for name, section in config.sections().items():
-            entries = ", ".join(f"{key} {value}" for key, value in section.items())
-            _render.say(f"  [{name}] {entries}")
+        _render.plan(record, json=self.json)
 
 
 @contextlib.contextmanager

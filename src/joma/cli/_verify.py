@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "verify --claim lemma8 --json"
 
-_NARROW = 125
-"""Below this many columns, where a claim comes from stands under it."""
-
 
 def _claim_ids(incomplete: str) -> list[str]:
     return [name for name in chosen(None) if name.startswith(incomplete)]
@@ -169,16 +166,10 @@ def _show_verdicts(records: Sequence[Record], seconds: float) -> None:
     """Print what was measured of each claim, the errata, and a summary as the last line."""
     from joma.experiments.claims import errata
 
-    narrow = _render.console().width < _NARROW
-    rows = [_cells(record, narrow) for record in records]
-    source = [] if narrow else ["source"]
-    method = [] if narrow else ["method"]
-    columns = ["claim", *source, "printed", "derived ≤ tolerance", *method, "s"]
-    table = _render.table(columns, rows, left=len(columns) - 1)
-    for column in table.columns:
-        column.no_wrap = not (narrow and column is table.columns[0])
-    if not narrow:
-        table.columns[-2].no_wrap = False
+    columns = ("claim", "printed", "derived ≤ tolerance", "s")
+    table = _render.table(columns, map(_cells, records), left=3)
+    for column in table.columns[1:]:
+        column.no_wrap = True
     _render.put(table, "")
     found = errata.find(name for record in records for name in record.get("errata", ()))
     conditions = [
@@ -218,23 +209,22 @@ def _entry(indent: int, name: str, text: str) -> None:
     _render.paragraph(Text.assemble((printable(name), "bold"), printable(text)), indent)
 
 
-def _cells(record: Record, narrow: bool) -> "list[Text]":
+def _cells(record: Record) -> "list[Text]":
     from rich.text import Text
 
-    claim, source, method = (Text(printable(record[key])) for key in ("claim", "source", "method"))
-    form = record["printed"]
-    printed = Text(printable("–"), style="dim") if form is None else _form(form)
-    derived = _form(record["derived"])
+    origin = Text(printable(f"\n{record['source']}; {record['method']}"), style="dim")
+    form, derived = record["printed"], _form(record["derived"])
     sign = printable("≤") if record["derived"]["holds"] else ">"
     derived.append(f" {sign} {_number(record['derived']['tolerance'])}", style="dim")
     error = record["derived"].get("standard_error")
     if error is not None:  # a sampled reference
         derived.append(f" (SE {_number(error)})", style="dim")
-    seconds = Text(f"{record['seconds']:.2f}")
-    if not narrow:
-        return [claim, source, printed, derived, method, seconds]
-    claim.append(Text.assemble("\n", source, "; ", method, style="dim"))
-    return [claim, printed, derived, seconds]
+    return [
+        Text(printable(record["claim"])).append(origin),
+        Text(printable("–"), style="dim") if form is None else _form(form),
+        derived,
+        Text(f"{record['seconds']:.2f}"),
+    ]
 
 
 def _form(form: Record) -> "Text":

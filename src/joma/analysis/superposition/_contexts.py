@@ -291,7 +291,7 @@ def spread(windows: Tensor, count: int) -> Tensor:
 
 
 def token_vectors(loaded: Loaded, windows: Tensor) -> Tensor:
-    """Return a vector for each token of the vocabulary, (V, d): its embedding's direction, weighted.
+    """Return a weighted direction of each token's embedding, (V, d).
 
     Embeddings are centred at their mean over the text first.
     """
