@@ -35,8 +35,7 @@ def joma(*arguments: str, input: str = "") -> Ended:
         try:
             main()
         except SystemExit as leave:
-            assert leave.code is None or isinstance(leave.code, int)
-            code = leave.code or 0
+            code = int(leave.code or 0)
         for stream in (out, err):
             stream.flush()
     return Ended(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]

@@ -107,7 +107,9 @@ def few_claims(monkeypatch) -> tuple[Claim, ...]:
     # The tour trains for seconds; what it prints of that has a test of its own.
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name == "transformers" else found(name)
+        importlib.util,
+        "find_spec",
+        lambda name, *_: None if name == "transformers" else found(name),
     )
     return few
 

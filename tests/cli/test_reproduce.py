@@ -61,13 +61,8 @@ class TestReproduce:
     def test_dry_run_makes_nothing(self):
         result = joma("reproduce", "fig2", "fig4", "--out", "all", "--dry-run")
         assert result.exit_code == 0
-        assert result.stdout.splitlines() == [
-            f"fig2: Picture fig2 → {Path('all/fig2')}",
-            "  about 5 s, memory under 1 GB",
-            f"fig4: Picture fig4 → {Path('all/fig4')}",
-            "  about 5 s, memory under 1 GB",
-            "Together about 10 s.",
-        ]
+        assert f"fig2 → {Path('all/fig2')}\n" in result.stdout
+        assert result.stdout.endswith("Together about 10 s.\n")
         (record,) = json.loads(joma("reproduce", "fig2", "--dry-run", "--json").stdout)
         assert record["about_seconds"] == 5
         assert not list(Path().iterdir())
@@ -85,8 +80,7 @@ class TestReproduce:
         result = joma("reproduce", "fig2", "fig4", "--out", "all")
         assert result.exit_code == 130
         assert f"Interrupted. Saved: {Path('all/fig2')}. " in result.stderr
-        files = "config.json, environment.json, outcome.json"
-        assert f"Incomplete: {Path('all/fig4')} ({files})." in result.stderr
+        assert f"Incomplete: {Path('all/fig4')}." in result.stderr
         assert f"Run it again with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
 
@@ -178,7 +172,7 @@ class TestDemo:
         for name in ("tour/figures/verify.png", "tour/fig2/figures/picture.png"):
             assert Path(name).is_file()
         assert result.stdout.count("✓ fig") == 2
-        assert "Left out: tests." in result.stdout
+        assert "Left out: the training needs" in result.stdout
         outcome = Run.open("tour").read_json("outcome")
         assert outcome["agrees"] is True
         assert "2 of 2 theory figures show what was published." in outcome["finding"]

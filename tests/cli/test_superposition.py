@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from joma.cli._errors import OneSentenceGroup, PlainCommand
-from joma.cli._superposition import line, superposition
 from joma.runs import Run
+from tests.cli._command import joma
 
 pytest.importorskip("transformers", reason="needs transformers")
 
-app = typer.Typer(cls=OneSentenceGroup)
-app.command(cls=PlainCommand)(superposition)
-
-
-@app.callback()
-def _root() -> None:
-    pass
-
 
 def run(*arguments: str):
-    words = ["superposition", *map(str, arguments)]
-    return CliRunner().invoke(app, words, prog_name="joma", catch_exceptions=False)
+    return joma("superposition", *map(str, arguments))
 
 
 def refused(*arguments: str) -> str:
@@ -77,7 +65,7 @@ def small(model, text) -> list[str]:
 
 
 def test_nodes_are_printed_with_their_contexts_and_kept(small, tmp_path):
-    result = run(*small, "--out", str(tmp_path / "out"), "--show", "2")
+    result = run(*small, "--out", str(tmp_path / "out"))
     assert result.exit_code == 0
     assert "layer 0" in result.stdout or "layer 1" in result.stdout
     assert "A attends to" in result.stdout
@@ -116,7 +104,7 @@ def test_json_has_what_the_tables_have(small, no_pictures, tmp_path):
 
 
 def test_the_same_seed_gives_the_same(small, no_pictures, tmp_path):
-    once = ["--json", "--show", "1", "--layers", "0"]
+    once = ["--json", "--layers", "0"]
     first, again, other = (
         json.loads(run(*small, *once, "--seed", seed, "--out", str(tmp_path / name)).stdout)
         for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
@@ -150,7 +138,7 @@ def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch
 
 
 def test_a_default_run_folder(small, no_pictures):
-    result = run(*small, "--layers", "0", "--json", "--show", "0")
+    result = run(*small, "--layers", "0", "--json")
     assert Path(json.loads(result.stdout)["run"]).parent == Path("runs")
 
 
@@ -180,18 +168,3 @@ def test_a_model_that_is_not_there():
 def test_an_out_folder_of_another_kind(small, tmp_path):
     (tmp_path / "thing.txt").write_text("mine")
     assert "has other things in it" in refused(*small, "--out", str(tmp_path))
-
-
-def test_attended_tokens_and_the_query_are_marked():
-    context = {
-        "activation": 1.25,
-        "pieces": ["so", " it", " was", " here", "\n", ""],
-        "attended": [False, True, True, False, False, False],
-        "query": 3,
-    }
-    assert line(context, terminal=False).plain == "1.25  so «it was» [here]↵"
-    shown = line(context, terminal=True)
-    assert shown.plain == "1.25  so it was here↵"
-    styles = {shown.plain[span.start : span.end]: str(span.style) for span in shown.spans}
-    assert "bold" in styles["it was"]
-    assert "underline" in styles["here"]

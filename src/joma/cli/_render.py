@@ -72,9 +72,15 @@ def plan(record: Mapping[str, Any], *, json: bool) -> None:
     for key, value in rest:
         if isinstance(value, Mapping):
             for name, inner in value.items():
-                say(f"  {key.replace('_', ' ')}: {name} {_planned(key, inner)}")
+                say(f"  {_label(key)}: {name} {_planned(key, inner)}")
         elif key != "run" and value is not None:
-            say(f"  {key.replace('_', ' ')}: {_planned(key, value)}")
+            say(f"  {_label(key)}: {_planned(key, value)}")
+
+
+def _label(key: str) -> str:
+    """Return what a part of a plan is called."""
+    words = {"about_seconds": "about", "about_bytes": "memory about"}
+    return words.get(key) or key.removesuffix("_bytes").replace("_", " ")
 
 
 def _planned(key: str, value: Any) -> str:
