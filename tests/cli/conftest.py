@@ -106,11 +106,11 @@ def few_claims(monkeypatch) -> tuple[Claim, ...]:
     monkeypatch.setattr(errata, "ERRATA", listed)
     # The tour trains for seconds; what it prints of that has a test of its own.
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *_: None if name == "transformers" else found(name),
-    )
+
+    def without_transformers(name: str, *_: object):
+        return None if name == "transformers" else found(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_transformers)
     return few
 
 
