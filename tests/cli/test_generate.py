@@ -4,10 +4,6 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -134,11 +130,6 @@ class TestTable:
         assert window["ms"] > 0
         assert window["speed_low"] <= window["speed"] <= window["speed_high"]
 
-    def test_a_cache_that_drops_nothing_costs_nothing(self):
-        _, same = record("--cache", "heavy-hitter:heavy=32,recent=32")["caches"]
-        assert abs(same["text_cost"]) < 1e-6
-        assert same["agreement"] == 1.0
-
     def test_a_sweep_has_a_row_for_each(self):
         result = generate("--sweep", "25,50%", "--out", "swept", "--rounds", "0")
         assert result.exit_code == 0, result.stderr
@@ -215,15 +206,6 @@ class TestRunFolder:
         said = generate("--cache", "window:n=8", "--dry-run")
         assert "window:n=8" in said.stdout
 
-    def test_dry_run_with_budgets_of_layers(self):
-        """As many keys in all as an even budget, so as many bytes."""
-        mass = record("--budget", "mass:25%", "--dry-run")["caches"]
-        even = record("--budget", "25%", "--dry-run")["caches"]
-        assert [it["cache"] for it in mass] == ["full", "heavy-hitter:mass=14"]
-        assert mass[1]["bytes"] == even[1]["bytes"]
-        made = record("--budget", "mass:25%", rounds="0")["caches"][1]
-        assert made["cache"] == mass[1]["cache"]
-
     def test_ctrl_c_while_caches_are_compared(self, monkeypatch):
         from joma.analysis.generation import Comparison
 
@@ -243,31 +225,6 @@ class TestRunFolder:
         assert (window["text_tokens"], window["reply_tokens"]) == (20, 0)
         assert window["text_cost"] != 0
         assert "window:n=8" in result.stderr
-
-    @pytest.mark.slow
-    def test_ctrl_c_in_a_process(self):
-        Path("long.txt").write_text(" ".join(TEXT.split()[:20]))
-        line = [sys.executable, "-m", "joma", "generate", "model", "--prompt-file", "long.txt"]
-        line += ["--max-new-tokens", "100000", "--cache", "window:n=8", "--out", "cut"]
-        with subprocess.Popen(
-            line,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(20)  # text comes before the end
-            time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-            rest, said = process.communicate(timeout=300)
-        assert process.returncode == 130
-        assert "Traceback" not in said
-        assert "Interrupted" in said
-        assert rest.endswith("\n")
-        run = Run.open("cut")
-        assert run.read_json("outcome")["status"] == "interrupted"
-        assert run.read_json("text")["generated"].split()
 
 
 class TestRefused:
@@ -353,12 +310,6 @@ def test_a_real_chat_model():
     assert result.exit_code == 0, result.stderr
     assert result.stdout.strip() == "The capital of France is Paris."
     assert "heavy-hitter:heavy=16,recent=15 holds" in result.stderr
-
-
-def test_a_longer_text_than_the_context_is_noted():
-    result = joma("generate", "model", "--prompt", PROMPT, "--max-new-tokens", "40", "--no-compare")
-    assert result.exit_code == 0
-    assert "was made for 64" in result.stderr
 
 
 def test_a_model_that_no_cache_can_serve():

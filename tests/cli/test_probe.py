@@ -13,7 +13,7 @@ import torch
 
 from joma.runs import Run
 from tests.cli._command import joma, sentence
-from tests.cli._tiny import CONTEXT, HEADS, LAYERS, TEXT, WORDS, make_model, make_tokenizer
+from tests.cli._tiny import HEADS, LAYERS, TEXT, WORDS, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +127,6 @@ class TestRunFolder:
             assert words in result.stdout
         assert "here/figures/probe.png" in result.stdout
 
-    def test_default_folder(self, model: str):
-        records(model, "--text", "text.txt")
-        (folder,) = Path("runs").iterdir()
-        assert folder.name.startswith("probe-")
-
     def test_dry_run_leaves_nothing(self, model: str):
         result = joma("probe", model, "--dry-run")
         assert result.exit_code == 0, result.stderr
@@ -173,15 +168,6 @@ class TestShortTexts:
         assert message == (
             "joma: --window must be at most 6, as many tokens as the text has, got 32"
         )
-
-    def test_longer_than_the_model_takes(self, model: str):
-        message = sentence(joma("probe", model, "--window", "65"))
-        assert f"--window must be at most {CONTEXT}, the longest that model takes" in message
-
-    def test_one_token(self, model: str):
-        Path("one.txt").write_text("cat")
-        found = records(model, "--text", "one.txt", "--metrics", "attention_entropy")
-        assert {record["value"] for record in found} == {0.0}
 
     @pytest.mark.parametrize("content", [b"", b"  \n", b"\xff\xfe\xff"])
     def test_no_text(self, model: str, content: bytes):

@@ -52,12 +52,6 @@ class TestReproduce:
         assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
         assert Run.open("here").tables == ["curve"]
 
-    def test_every_folder_is_checked_before_anything_runs(self):
-        Path("all/fig4").mkdir(parents=True)
-        Path("all/fig4/file").touch()
-        sentence(joma("reproduce", "fig2", "fig4", "--out", "all"))
-        assert not Path("all/fig2").exists()
-
     def test_dry_run_makes_nothing(self):
         result = joma("reproduce", "fig2", "fig4", "--out", "all", "--dry-run")
         assert result.exit_code == 0
@@ -83,26 +77,6 @@ class TestReproduce:
         assert f"Incomplete: {Path('all/fig4')}." in result.stderr
         assert f"Run it again with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
-
-    def test_a_folder_that_cannot_be_written_gets_one_sentence(self, monkeypatch):
-        def denied(*_: object, **__: object):
-            raise PermissionError(13, "Permission denied", "all")
-
-        monkeypatch.setattr(Run, "create", denied)
-        line = sentence(joma("reproduce", "fig2", "--out", "all"))
-        assert line == "joma: cannot write to --out all: Permission denied"
-
-    def test_long_findings_keep_their_indent(self, few_experiments, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "40")
-
-        def talkative(run: Run, request: Request) -> Outcome:
-            return Outcome(Verdict.AGREES, "many words are seen here, " * 5)
-
-        few_experiments["fig4"] = make_experiment("fig4", reproduce=talkative)
-        lines = joma("reproduce", "fig4", "--out", "x").stdout.splitlines()
-        assert len(lines) > 5
-        assert all(line.startswith("  ") for line in lines[1:] if line)
-        assert all(line == line.rstrip() for line in lines)
 
     def test_an_earlier_run_is_kept(self, few_experiments):
         joma("reproduce", "fig2", "--out", "here")

@@ -203,17 +203,6 @@ class TestProbe:
         assert probe("--tokenizer", "other").exit_code == 0
         assert len(measured) == 4
 
-    def test_a_tokenizer_decides_nothing_where_no_text_is_read(self, series, measured):
-        line = ("probe", "--series", "training", "--low-memory", "--out", "here")
-        assert run_joma(*line).exit_code == 0
-        make_tokenizer(series / "step400", reversed(WORDS))
-        assert run_joma(*line).exit_code == 0
-        assert len(measured) == len(STEPS)
-        config = json.loads((series / "step200/config.json").read_text())
-        (series / "step200/config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
-        assert run_joma(*line).exit_code == 0
-        assert measured[len(STEPS) :] == ["training/step200"]
-
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_interrupted(self, series, measured, monkeypatch, number: signal.Signals, code: int):
         watched = joma.analysis.series.measure
@@ -253,15 +242,6 @@ class TestProbe:
         assert not Path("it-ran").exists()
         assert "Step 200 cannot be read" in result.stdout
         assert "5 measured" in result.stdout
-
-    def test_the_rest_goes_on_without_one_that_cannot_be_measured(self, series):
-        (series / "step200" / "config.json").write_text("{}")
-        result = probe()
-        assert result.exit_code == 1
-        assert "Step 200 could not be measured" in result.stdout
-        assert "5 measured" in result.stdout
-        shutil.copy(series / "step100" / "config.json", series / "step200")
-        assert probe().exit_code == 0
 
     def test_a_tokenizer_that_is_none_of_theirs(self, series):
         make_tokenizer(Path("other"), above=500)
@@ -310,35 +290,6 @@ class TestProbe:
         result = run_joma("series", "verify", f"some/model@{revisions}")
         assert result.exit_code == 1
         assert "Step 150 is missing: some/model has no revision 'step150'." in result.stdout
-
-    def test_work_can_be_sent_to_other_processes(self, series):
-        """What `--jobs` submits, and what comes back."""
-        sent = []
-
-        def submit(function, *arguments):
-            function, arguments = pickle.loads(pickle.dumps((function, arguments)))
-            sent.append(function)
-            result = pickle.loads(pickle.dumps(function(*arguments)))
-            return type("Done", (), {"result": lambda _: result})()
-
-        from joma.analysis.probing import Probing
-        from joma.models.series import Series
-
-        probing = Probing(window=16, windows=2)
-        chosen = Series.of("training")
-        config = joma.analysis.series.config_of(chosen, TEXT, probing)
-        ended = joma.analysis.series.probe_series(
-            Run.create(joma.analysis.series.NAME, config),
-            chosen,
-            TEXT,
-            probing,
-            device="cpu",
-            submit=submit,
-            progress=lambda *_: None,
-        )
-        assert ended.sound
-        assert ended.done == STEPS
-        assert len(sent) == 2 * len(STEPS)
 
 
 KILLED = """

@@ -8,12 +8,6 @@ import pytest
 from tests.cli._command import joma, sentence
 
 
-def test_help_has_an_example():
-    help_ = joma("serve", "--help").stdout
-    assert "Example: joma serve runs --port 8765" in help_
-    assert "ssh -L" in help_
-
-
 def test_folders_must_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "RUNS runs does not exist; give the folder" in sentence(joma("serve"))

@@ -137,11 +137,6 @@ def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch
     assert Run.open(tmp_path / "out").read_json("outcome")["status"] == "interrupted"
 
 
-def test_a_default_run_folder(small, no_pictures):
-    result = run(*small, "--layers", "0", "--json")
-    assert Path(json.loads(result.stdout)["run"]).parent == Path("runs")
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -159,12 +154,3 @@ def test_a_default_run_folder(small, no_pictures):
 def test_bad_input_gets_one_sentence(small, changes, sentence):
     assert sentence in refused(*small, *changes)
     assert not Path("runs").exists()
-
-
-def test_a_model_that_is_not_there():
-    assert "no-such-folder" in refused("./no-such-folder", "--tokenizer", "bytes")
-
-
-def test_an_out_folder_of_another_kind(small, tmp_path):
-    (tmp_path / "thing.txt").write_text("mine")
-    assert "has other things in it" in refused(*small, "--out", str(tmp_path))

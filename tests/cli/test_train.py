@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -172,29 +171,6 @@ def test_a_signal_saves_and_says_how_to_resume(
     assert losses("run") == losses("straight")
 
 
-def test_a_folder_removed_while_training_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    advance = _training._Session.advance
-
-    def removed(session: Any, steps: int) -> None:
-        advance(session, steps)
-        if session.step >= 3 and Path("run").exists():
-            shutil.rmtree("run")
-
-    monkeypatch.setattr(_training._Session, "advance", removed)
-    result = joma("train", "config.toml", "--out", "run")
-    assert result.exit_code == 2
-    assert "run folder run was removed or replaced while" in sentence(result)
-    assert not Path("run").exists()
-
-
-def test_how_often_checkpoints_are_saved_may_change():
-    """As it did when the default became 60 seconds."""
-    changes = ["--set", "checkpoints.seconds=120", "--set", "training.steps=4"]
-    assert joma("train", "config.toml", *changes, "--out", "run").exit_code == 0
-    result = joma("train", "config.toml", "--set", "training.steps=4", "--out", "run")
-    assert result.exit_code == 0, result.stderr
-
-
 def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
     advance = _training._Session.advance
 
@@ -301,12 +277,6 @@ def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.Monke
     assert "stopped" not in result.stdout
     assert len(losses("run")) == 8
     assert Run.open("run").read_json("findings")["findings"][0]["kind"] == "diverged_loss"
-
-
-def test_stop_on_of_something_unknown_is_refused():
-    monitor = "monitor.off=false", 'monitor.stop_on=["bad"]'
-    result = joma("train", "config.toml", *(word for one in monitor for word in ("--set", one)))
-    assert "stop_on must be among critical, nan, diverged" in sentence(result)
 
 
 @pytest.mark.slow

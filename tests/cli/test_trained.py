@@ -126,11 +126,6 @@ class TestGoingOn:
         assert expected in line
         assert Path("all/table1/config.json").read_bytes() == before
 
-    def test_a_folder_killed_as_it_began_is_used(self):
-        Run.create("table1", {}, out="here")
-        Path("here/config.json").unlink()
-        assert joma("reproduce", "table1", "--out", "here").exit_code == 0
-
     def test_ctrl_c_says_how_to_go_on_in_the_default_folder(self, few_experiments):
         few_experiments["table1"] = make_trained("table1", interrupt)
         flags = "--scale tiny --device cpu --learning-rate 0.0001 --hidden 400 --group C30 --seed 3"
@@ -192,12 +187,6 @@ class TestGoingOn:
         assert "run folder here was removed or replaced while" in sentence(result)
         assert not Path("here").exists()
 
-    def test_what_does_not_go_on_is_made_again_in_its_folder(self, few_experiments):
-        few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)
-        result = joma("reproduce", "fig2")
-        (folder,) = Path("runs").iterdir()
-        assert f"Run it again with: joma reproduce fig2 --out {folder}\n" in result.stderr
-
 
 class TestFullDisk:
     @staticmethod
@@ -213,26 +202,6 @@ class TestFullDisk:
             f"when that is fixed, resume with `joma reproduce table1 --scale tiny --out {folder}`"
         )
         assert Run.open(folder).read_json("outcome") == {"status": "failed"}
-
-    def test_the_first_error_counts(self, few_experiments, monkeypatch):
-        def fill(run: Run, request: Request) -> Outcome:
-            def nothing_fits(*_: object) -> Path:
-                raise OSError(5, "Input/output error", "outcome.json")
-
-            monkeypatch.setattr(Run, "write_json", nothing_fits)
-            return self.full(run, request)
-
-        few_experiments["table1"] = make_trained("table1", fill)
-        line = sentence(joma("reproduce", "table1", "fig2", "--out", "all"))
-        assert "No space left on device" in line
-        assert line.endswith("resume with `joma reproduce table1 fig2 --out all`")
-        outcome = json.loads(Path("all/table1/outcome.json").read_text())
-        assert outcome == {"status": "running"}
-
-    def test_the_rest_comes_then(self, few_experiments):
-        few_experiments["table1"] = make_trained("table1", self.full)
-        line = sentence(joma("reproduce", "table1", "fig2"))
-        assert line.endswith(" and then `joma reproduce fig2`")
 
 
 class TestTable:
@@ -294,16 +263,6 @@ class TestTable:
             assert ".81 ± .05" in shown
             assert max(map(len, result.stdout.splitlines())) <= columns
 
-    def test_narrow_rows_stand_one_under_the_other(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "30")
-        lines = joma("reproduce", "table1", "--out", "x").stdout.splitlines()
-        at = lines.index("  C: 20")
-        assert lines[at + 1 : at + 4] == [
-            "    latents: (10, 20)",
-            "    published s=1: .81 ± .05",
-            "    ours s=1: 0.8341",
-        ]
-
 
 @pytest.mark.usefixtures("few_claims")
 class TestDemo:
@@ -328,10 +287,3 @@ class TestDemo:
         before = contents(Path("tour"))
         assert "--out tour holds an earlier demo run" in sentence(joma(*line))
         assert contents(Path("tour")) == before
-
-    def test_ctrl_c_names_the_default_folder(self, few_experiments, monkeypatch):
-        few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)
-        result = joma("demo", "--jobs", "1")
-        assert result.exit_code == 130
-        (folder,) = Path("runs").iterdir()
-        assert f"Run it again with: joma demo --jobs 1 --out {folder}\n" in result.stderr

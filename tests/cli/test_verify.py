@@ -36,13 +36,6 @@ class TestVerify:
         assert max(map(len, result.stdout.splitlines())) <= 80
 
     @pytest.mark.parametrize("columns", ["80", "140"])
-    def test_a_pipe_gets_no_padding(self, monkeypatch, columns: str):
-        monkeypatch.setenv("COLUMNS", columns)
-        lines = joma("verify").stdout.splitlines()
-        assert lines[0].startswith("claim")
-        assert all(line == line.rstrip() for line in lines)
-
-    @pytest.mark.parametrize("columns", ["80", "140"])
     def test_a_sampled_verdict_quotes_its_standard_error(
         self, monkeypatch, few_claims, columns: str
     ):
@@ -117,13 +110,6 @@ class TestVerify:
         run.write_table("curve", {"a": [1]})
         assert "--out f4 holds a fig4 run" in sentence(joma("verify", "--out", "f4"))
         assert Run.open("f4").tables == ["curve"]
-
-    def test_a_folder_that_cannot_be_made_gets_one_sentence(self):
-        Path("file").touch()
-        assert "--out file is a file" in sentence(joma("verify", "--out", "file"))
-        below = Path("file", "below")
-        line = sentence(joma("verify", "--out", str(below)))
-        assert line.startswith(f"joma: cannot write to --out {below}: ")
 
     def test_a_claim_that_raises_is_one_failed_row(self, monkeypatch, few_claims):
         def broken():
