@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py -c constraints.txt
 
-.PHONY: demo test lint types tests slow docs figures errata bench clean
+.PHONY: demo test lint types tests slow docs figures errata clean
 
 demo: $(VENV)/.installed
 	$(BIN)/joma demo
@@ -36,10 +36,6 @@ figures: $(VENV)/.installed-dev
 # The page of errata, from the table in the code.
 errata: $(VENV)/.installed-dev
 	$(BIN)/python tools/errata_page.py
-
-# Every statement of speed, measured again on this machine's device; writes benchmarks/RESULTS.md.
-bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.speed
 
 clean:
 	rm -rf $(VENV) site

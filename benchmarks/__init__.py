@@ -1,4 +1,1 @@
-"""Timings and other long measurements; `python -m benchmarks.speed` reruns every claim of speed.
-
-The last result of each claim is in RESULTS.md, and conditions are in MEASUREMENTS.md.
-"""
+"""Timings and other long measurements; the last result of each is in RESULTS.md."""

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma.models import LanguageConfig
-from joma.models.full_speed import FastLanguageModel
-from joma.optim.full_speed import LazyAdam
+from joma.models import LanguageConfig, LanguageModel
+from joma.optim import StackedAdam
 from joma.train import Ensemble
 
 WORDS, STREAMS, WINDOW, BATCHES = 28_782, 20, 35, 2_928
@@ -38,25 +37,16 @@ def timed(work: Callable[[], Any]) -> float:
 
 def ensemble(depth: int, text: Tensor) -> Ensemble:
     """The networks of a group."""
-    model = FastLanguageModel(LanguageConfig(WORDS, depth), range(MEMBERS[depth]), device="cuda")
-    name = "embedding.weight"
-    optimizer = LazyAdam(model.named_parameters(), 1e-4, clip=0.5, lazy=[name])
+    model = LanguageModel(LanguageConfig(WORDS, depth), range(MEMBERS[depth]), device="cuda")
     places = torch.arange(WINDOW + 1, device="cuda")
     weights = torch.full((STREAMS, WINDOW), 1 / (STREAMS * WINDOW), device="cuda")
 
-    def loss(model: FastLanguageModel, window: Tensor, step: Tensor) -> Tensor:
-        rows = optimizer.rows[name]
-        return model.loss_and_backward(
-            window[:, :-1],
-            window[:, 1:],
-            weights,
-            step,
-            lambda words: rows.fetch(words, optimizer.steps),
-        )
+    def loss(model: LanguageModel, window: Tensor, step: Tensor) -> Tensor:
+        return model.losses(window[:, :-1], window[:, 1:], weights_BT=weights, step=step)
 
     return Ensemble(
         model,
-        optimizer,
+        StackedAdam(model.named_parameters(), 1e-4, clip=0.5),
         lambda step: text.index_select(1, places + WINDOW * (step % BATCHES)),
         loss=loss,
         precision="bfloat16",

@@ -11,8 +11,27 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.probe_command import run
-from benchmarks.serve import write_ended
+from joma.runs import Run
+
+METRICS = ("attention_entropy", "attention_effective", "stable_rank", "mlp_zero")
+LAYERS = 10
+
+
+def write_ended(root: Path, name: str, rows: int) -> None:
+    """Write a run of random walks, `rows` numbers long."""
+    run = Run.create("ended", {"lr": 1e-3}, out=root / name)
+    rng = np.random.default_rng(0)
+    steps = np.arange(rows // (LAYERS * len(METRICS)))
+    for metric in METRICS:
+        for layer in range(LAYERS):
+            values = np.cumsum(rng.normal(size=(len(steps), 1)), axis=0)
+            run.metrics.append_many(steps, metric, values, module=f"h.{layer}", layer=layer)
+    run.metrics.append_many(steps, "loss", np.exp(-steps / 100)[:, None] + 2)
+    run.metrics.compact()
+    run.write_json("outcome", {"status": "done"})
 
 
 def main() -> None:

@@ -5,9 +5,7 @@
 Both sides run here, one after the other, and do the same work: the three-layer network on its
 cell's data, Adam, batches of 128. The plain loop (`benchmarks.plain`) is written for this: float32,
 one network, sequences of 30 tokens, data made sample by sample. Next to the time stands the floor:
-the operations and bytes that the ensemble's step cannot do without, over the device's rates. On a
-GPU the ensemble is timed a second time with torch's operations in place of the networks' kernels;
-Adam's and those of random words stay.
+the operations and bytes that the ensemble's step cannot do without, over the device's rates.
 """
 
 import argparse
@@ -43,7 +41,6 @@ def floor(work: Table1Networks) -> dict[str, float]:
     members, sequences, length = batch.tokens.shape
     rows, d, h = sequences * length, config.width, config.hidden
     below = (config.layers - 1) * rows * (3 * d * d + 2 * d * h)
-    below -= max(0, rows - config.vocabulary) * 3 * d * d  # the first layer's depend on the token
     top = rows * 2 * d * d + sequences * (d * d + 2 * d * h)
     attention = (config.layers - 1) * rows * length * 2 * d
     operations = 6.0 * members * (below + top + attention)
@@ -58,9 +55,7 @@ def floor(work: Table1Networks) -> dict[str, float]:
     }
 
 
-def ours(
-    group: str, size: Table1Size, device: str, steps: int, *, kernels: bool = True
-) -> dict[str, Any]:
+def ours(group: str, size: Table1Size, device: str, steps: int) -> dict[str, Any]:
     """Time the steps of a group's ensemble, after they were captured."""
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -69,7 +64,6 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create("bench", {}, out=Path(folder) / "run", device=device)
         work = Table1Networks(run, GROUPS[group], size, Request(device=device, options=options))
-        work.ensemble.model.uses_kernels &= kernels
         work.ensemble.advance(2)
         work.ensemble.losses()
         start = time.perf_counter()
@@ -118,23 +112,18 @@ def main() -> None:
             device=device,
         )
         row = {**ours(group, size, device, options.steps), "plain_ms": 1e3 * one}
-        row["operations_ms"] = row["step_ms"]
-        if device == "cuda":
-            without = ours(group, size, device, options.steps, kernels=False)
-            row["operations_ms"] = without["step_ms"]
         rows.append({**row, "ratio": row["networks"] * row["plain_ms"] / row["step_ms"]})
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
     if options.json:
         print(json.dumps({"device": name, "torch": torch.__version__, "groups": rows}))
         return
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {name}")
-    columns = "group | networks | rows | step | without kernels | floor | measurement"
+    columns = "group | networks | rows | step | floor | measurement"
     print(f"| {columns} | plain, one network | ratio | peak |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['group']} | {row['networks']} | {row['rows']:,} | {row['step_ms']:.2f} ms "
-            f"| {row['operations_ms']:.2f} ms "
             f"| {row['floor_ms']:.2f} ms | {row['measurement_s']:.2f} s | {row['plain_ms']:.2f} ms "
             f"| {row['ratio']:.1f}× | {row['peak_gib']:.1f} GiB |"
         )

@@ -1025,8 +1025,6 @@ CALLS = (
     "nonlinear.drop_and_rebound(np.cos(T))",
     "nonlinear.elapsed(R, 1.5)",
     "nonlinear.entropy_fate(MU)",
-    "nonlinear.fit(np.linspace(0.0, 4.0, 40),"
-    " v=nonlinear.weights(np.array([0.6, 1.4]), np.linspace(0.0, 4.0, 40)), components=(2, 2))",
     "nonlinear.lemma6_bound()",
     "nonlinear.lemma7_bound()",
     "nonlinear.linear_attention_residual(MU, T, initial=0.1)",

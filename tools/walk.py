@@ -1,6 +1,6 @@
 """Count the hops of a walk through the package: calls from one module of joma into another.
 
-    python tools/walk.py verify|fig6|probe [--list]
+    python tools/walk.py verify|fig6|probe|monitor|galore [--list]
 
 A hop is a call whose caller and callee are functions of two different modules of `joma`. Each pair
 of functions counts once, however often it is called, because a reader follows it once. Code that
@@ -11,15 +11,17 @@ is the nearest function of `joma` on the stack. The walks:
 - `fig6`: `joma reproduce fig6 --scale tiny --device cpu`, from the command to the end of the first
   training step, which is when the second backward pass begins.
 - `probe`: `joma probe MODEL` of a tiny Llama saved to a temporary folder, the whole command.
+- `monitor`: a training step of a tiny Llama that the monitor measures, after earlier measurements.
+- `galore`: one step of `GaLoreAdamW` without a refresh, of two matrices and an embedding.
 """
 
 import argparse
 import contextlib
 import io
-import os
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,34 +91,36 @@ class _Enough(BaseException):
 
 def walk(name: str) -> Walk:
     """Return the hops of one of the walks."""
-    from joma.cli import main
-
     recorder = Walk()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        argv = _COMMANDS[name](Path(folder), recorder, stack)
+        work = _WALKS[name](Path(folder), recorder, stack)
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        here = os.getcwd()
-        os.chdir(folder)
+        stack.enter_context(contextlib.chdir(folder))
         threading.setprofile(recorder)
         sys.setprofile(recorder)
         try:
-            sys.argv = ["joma", *argv]
-            main()
+            work()
         except (_Enough, SystemExit):
             pass
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
-            os.chdir(here)
     return recorder
 
 
-def _verify(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> list[str]:
-    return ["verify", "--claim", "thm2"]
+def _command(*argv: str) -> Callable[[], None]:
+    from joma.cli import main
+
+    sys.argv = ["joma", *argv]
+    return main
 
 
-def _fig6(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> list[str]:
+def _verify(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> Callable[[], None]:
+    return _command("verify", "--claim", "thm2")
+
+
+def _fig6(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> Callable[[], None]:
     import torch
 
     passes, backward = 0, torch.autograd.backward
@@ -131,33 +135,72 @@ def _fig6(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> list[str
 
     torch.autograd.backward = counted
     stack.callback(setattr, torch.autograd, "backward", backward)
-    return ["reproduce", "fig6", "--scale", "tiny", "--device", "cpu", "--out", str(folder / "run")]
+    out = str(folder / "run")
+    return _command("reproduce", "fig6", "--scale", "tiny", "--device", "cpu", "--out", out)
 
 
-def _probe(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> list[str]:
+def _tiny_llama() -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=256,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 256}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=2, **sizes))
+
+
+def _probe(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> Callable[[], None]:
+    _tiny_llama().save_pretrained(folder / "model")
     options = ["--tokenizer", "bytes", "--window", "32", "--windows", "2", "--device", "cpu"]
-    return ["probe", str(folder / "model"), *options]
+    return _command("probe", str(folder / "model"), *options)
 
 
-_COMMANDS = {"verify": _verify, "fig6": _fig6, "probe": _probe}
+def _monitor(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> Callable[[], None]:
+    import torch
+
+    from joma import Monitor
+
+    model = _tiny_llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(256, (2, 32))
+    run = folder / "run"
+    monitor = stack.enter_context(Monitor(model, optimizer, run=run, every=2, budget=None))
+
+    def step() -> None:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    return step
+
+
+def _galore(folder: Path, recorder: Walk, stack: contextlib.ExitStack) -> Callable[[], None]:
+    import torch
+    from torch import nn
+
+    from joma.optim import GaLoreAdamW
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 48), nn.Linear(48, 64))
+    optimizer = GaLoreAdamW(model, lr=1e-2, rank=8)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer.step
+
+
+_WALKS = {
+    "verify": _verify, "fig6": _fig6, "probe": _probe, "monitor": _monitor, "galore": _galore
+}  # fmt: skip
 
 
 def main() -> None:
     """Print the number of hops and the rooms and modules they touch."""
     parser = argparse.ArgumentParser(description="Count the hops of a walk")
-    parser.add_argument("walk", choices=list(_COMMANDS))
+    parser.add_argument("walk", choices=list(_WALKS))
     parser.add_argument("--list", action="store_true", help="print every hop")
     options = parser.parse_args()
     hops = walk(options.walk).hops

@@ -62,12 +62,6 @@ def copy(series: Path, one: int, over: int) -> None:
     shutil.copy(series / f"step{one}/model.safetensors", series / f"step{over}")
 
 
-def exchange(series: Path, one: int, two: int) -> None:
-    (series / f"step{one}").rename(series / "aside")
-    (series / f"step{two}").rename(series / f"step{one}")
-    (series / "aside").rename(series / f"step{two}")
-
-
 def cut_short(series: Path, step: int) -> None:
     path = series / f"step{step}/model.safetensors"
     path.write_bytes(path.read_bytes()[:500])
@@ -77,19 +71,20 @@ class TestVerify:
     def test_a_sound_one(self, series):
         result = run_joma("series", "verify", "training")
         assert result.exit_code == 0, result.stderr
-        assert "6 checkpoints: none repeated, missing, out of place or damaged." in result.stdout
+        assert "6 checkpoints: none repeated, missing or damaged." in result.stdout
         record = json.loads(run_joma("series", "verify", "training", "--json").stdout)
         assert record["clean"] is True
-        assert record["steps"] == list(STEPS)
-        assert len(record["neighbours"]) == len(STEPS) - 1
+        assert list(map(int, record["sha256"])) == list(STEPS)
         assert not Path("runs").exists()
 
     @pytest.mark.parametrize(
         ("damage", "bad", "message"),
         [
-            (lambda it: exchange(it, 100, 300), [100, 300], "stand in each other's place"),
-            (lambda it: copy(it, 500, over=100), [100], "Steps 100 and 500 are byte-identical."),
-            (lambda it: copy(it, 300, over=400), [300, 400], "are byte-identical"),
+            (
+                lambda it: copy(it, 500, over=100),
+                [100, 500],
+                "Steps 100 and 500 are byte",
+            ),
             (lambda it: shutil.rmtree(it / "step200"), [200], "Step 200 is missing"),
             (lambda it: cut_short(it, 200), [200], "Step 200 cannot be read"),
         ],
@@ -223,7 +218,7 @@ class TestProbe:
         assert measured == [f"training/step{step}" for step in STEPS]
 
     def test_damaged(self, series):
-        exchange(series, 100, 300)
+        copy(series, 300, over=100)
         cut_short(series, 400)
         result = probe("--json")
         assert result.exit_code == 1

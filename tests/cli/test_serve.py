@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.cli._command import joma, sentence
+from tests.server.conftest import serving
 
 
 def test_folders_must_exist(tmp_path, monkeypatch):
@@ -30,14 +31,9 @@ def test_a_port_that_was_asked_for_must_be_free(tmp_path):
         assert f"port {port} is in use" in line
 
 
-def test_the_next_free_port_is_taken_otherwise(tmp_path, monkeypatch):
-    from joma.server import _serving
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(_serving, "DEFAULT_PORT", port)
-        with _serving._listener("127.0.0.1", None) as listener:
-            assert port < listener.getsockname()[1] < port + 20
+def test_the_next_free_port_is_taken_otherwise(tmp_path):
+    with serving(tmp_path, port=None) as one, serving(tmp_path, port=None) as other:
+        assert 8765 <= one.address.port < other.address.port < 8785
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
@@ -53,15 +49,14 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     ("host", "token"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)]
 )
 def test_elsewhere_a_token_is_asked_for(tmp_path, host: str, token: bool):
-    from joma.server import RunServer
+    from joma.errors import JomaError
 
     try:
-        server = RunServer(tmp_path, host=host, port=0)
-    except Exception as error:
+        with serving(tmp_path, host=host) as server:
+            assert (server.address.token is not None) == token
+            assert ("?token=" in server.address.url) == token
+    except JomaError as error:
         pytest.skip(f"{host} cannot be used here: {error}")
-    server._listener.close()
-    assert (server.address.token is not None) == token
-    assert ("?token=" in server.address.url) == token
 
 
 def test_it_says_where_it_serves(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ import pytest
 
 RENAMED = [
     ("joma.experiments", "Choice", "ChoiceOption"),
-    ("joma.experiments.claims", "Measurement", "ClaimMeasurement"),
-    ("joma.experiments.claims", "Verdict", "ClaimVerdict"),
     ("joma.models", "Attention", "AttentionPart"),
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
@@ -15,9 +13,6 @@ RENAMED = [
     ("joma.probes.metrics", "Estimate", "BoundedValue"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
-    ("joma.theory.nonlinear", "Fit", "Eqn6Fit"),
-    ("joma.theory.scan_snap", "Corpus", "ScanSnapCorpus"),
-    ("joma.theory.scan_snap", "Trajectory", "ScanSnapTrajectory"),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.data import HBLT, Batch, _batch
+from joma.data import HBLT, Batch, hierarchies
 from joma.theory import hblt
 from joma.theory.hblt import Tree
 from tests.data._cuda import cuda, replays, same
@@ -126,24 +126,6 @@ def test_sequences_are_padding_then_the_leaves_that_are_on():
             assert batch.tokens[member, row].tolist() == [0] * (8 - len(on)) + on
 
 
-def test_sure_trees_give_sure_sequences():
-    # Class k turns top latent k on and no other; ρ = 1 hands that down, ρ = −1 the contrary.
-    off = 1 - np.eye(3)
-    parents = (np.arange(6) // 2,)
-    for rho, expected in ((1.0, [1, 2]), (-1.0, [3, 4, 5, 6])):
-        tree = Tree([1.0, 0.0, 0.0], off, parents, (np.full(6, rho),))  # pyright: ignore[reportArgumentType]
-        batch = HBLT(tree, seeds=(0, 9)).sample(200, 0)
-        assert (batch.labels == 0).all()
-        assert (batch.latents[0] == torch.tensor([True, False, False])).all()
-        assert (batch.tokens == torch.tensor([0] * (7 - len(expected)) + expected)).all()
-
-
-def test_every_leaf_on_leaves_one_padding():
-    batch = HBLT(Tree(np.ones(1), np.zeros((5, 1)))).sample(3, 0)
-    assert batch.tokens.tolist() == [[[0, 1, 2, 3, 4, 5]] * 3]
-    assert [latent.tolist() for latent in batch.latents] == [[[[True]] * 3]]
-
-
 @pytest.mark.parametrize("leaves", [126, 127, 300])
 def test_many_leaves_are_in_order(leaves: int):
     batch = HBLT(Tree(np.ones(1), np.full((leaves, 1), 0.2))).sample(50, 0)
@@ -198,24 +180,11 @@ def test_heights_are_the_trees():
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(0, 50))
 @few
 def test_codes_repeat_only_when_all_are_used(bits: int, classes: int, seed: int):
-    codes = _batch.spread_codes(seed, "codes", bits, classes)
+    codes = hierarchies.spread_codes(seed, "codes", bits, classes)
     assert codes.shape == (classes, bits)
     counts = np.unique(codes.numpy(), axis=0, return_counts=True)[1]
     assert counts.size == min(classes, 2**bits)
     assert counts.max() <= -(-classes // 2**bits)
-
-
-def test_regular_trees_have_their_seeds_codes():
-    source = HBLT.regular(3, 3, 0.9, classes=8, seeds=range(20), off=0.1)
-    assert source.vocabulary == source.length == 28
-    assert source.classes == 8
-    codes = set()
-    for tree in source.trees:
-        assert tree.sizes == (3, 9, 27)
-        assert set(np.unique(tree.child_off_probs)) == {0.1, 0.9}
-        assert np.unique(tree.child_off_probs, axis=1).shape[1] == 8
-        codes.add(tree.child_off_probs.tobytes())
-    assert len(codes) == 20
 
 
 @pytest.mark.parametrize(
@@ -251,14 +220,6 @@ def test_trees_of_different_shape_are_refused():
         HBLT([tree, tree], seeds=(0, 1, 2))
     with pytest.raises(ValueError, match=r"^batch must be at least 1, got 0$"):
         HBLT(tree).sample(0, 0)
-
-
-@cuda
-def test_cpu_and_gpu_make_the_same_batch():
-    trees = [irregular(0.7), irregular(0.95)]
-    on_gpu = HBLT(trees, seeds=(1, 2), device="cuda").sample(1000, 5)
-    assert on_gpu.tokens.is_cuda
-    assert same(on_gpu.to("cpu"), HBLT(trees, seeds=(1, 2)).sample(1000, 5))
 
 
 @cuda

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from joma.data import Joined, LatentHierarchy, _batch, hierarchy
+from joma.data import Joined, LatentHierarchy, hierarchies
 from tests.data._cuda import cuda, replays, same
 
 few = settings(max_examples=25, deadline=None)
@@ -21,7 +21,7 @@ def plain(children: int, sizes: list[int], seed: int) -> list[list[set[int]]]:
     """For each class, what occurs in it: the class, its uppermost latents, …, its tokens."""
     members = []
     for level in range(len(sizes) - 1):
-        sets = hierarchy._sets([seed], level, sizes[level], sizes[level + 1], children)[0]
+        sets = hierarchies.level_sets([seed], level, sizes[level], sizes[level + 1], children)[0]
         members.append([{int(i) for i in row.nonzero().flatten()} for row in sets])
     classes = []
     for label in range(sizes[-1]):
@@ -64,14 +64,14 @@ def test_expansions_are_those_of_plain_python(
 @few
 def test_sets_are_different_and_of_their_size(size: int, population: int, data: st.DataObject):
     count = data.draw(st.integers(1, math.comb(population, size)))
-    sets = _batch.distinct_sets(3, "name", population, size, count)
+    sets = hierarchies.distinct_sets(3, "name", population, size, count)
     assert sets.shape == (count, population)
     assert (sets.sum(1) == size).all()
     assert len({tuple(row) for row in sets.tolist()}) == count
 
 
 def test_every_set_is_equally_likely():
-    first = [_batch.distinct_sets(seed, "name", 5, 2, 3)[0].tolist() for seed in range(1000)]
+    first = [hierarchies.distinct_sets(seed, "name", 5, 2, 3)[0].tolist() for seed in range(1000)]
     counts = np.unique(np.array(first), axis=0, return_counts=True)[1]
     assert counts.size == 10
     assert stats.chisquare(counts).pvalue > 1e-4
@@ -171,21 +171,6 @@ def test_distinct_gives_a_transformer_the_loss_of_the_sample():
             assert (error < 1e-12) == right
 
 
-def test_distinct_keeps_its_constant_tensors():
-    table = source()
-    first, second = table.distinct(10, 0), table.distinct(10, 1)
-    assert first.tokens.data_ptr() == second.tokens.data_ptr()
-    assert first.labels.data_ptr() == second.labels.data_ptr()
-    assert not torch.equal(first.weights, second.weights)  # pyright: ignore[reportArgumentType]
-
-
-def test_distinct_of_a_class_that_fills_the_sequence_is_not_cut():
-    longest = int((source().expansions > 0).sum(-1).max())
-    counted = source(length=longest).distinct(10, 0)
-    assert counted.leading == 1
-    assert counted.tokens.shape[-1] == longest
-
-
 @pytest.mark.parametrize("length", [1, 5, 7])
 def test_a_class_that_does_not_fit_is_named(length: int):
     longest = int((source().expansions > 0).sum(-1).max())
@@ -222,14 +207,6 @@ def test_an_empty_batch_is_refused(draw: str):
 
 @cuda
 @pytest.mark.parametrize("draw", ["sample", "distinct"])
-def test_cpu_and_gpu_make_the_same_batch(draw: str):
-    on_gpu = getattr(source(device="cuda"), draw)(64, 5)
-    assert on_gpu.tokens.is_cuda
-    assert same(on_gpu.to("cpu"), getattr(source(), draw)(64, 5))
-
-
-@cuda
-@pytest.mark.parametrize("draw", ["sample", "distinct"])
 def test_a_captured_graph_replays(draw: str):
     table = source(device="cuda")
     assert replays(lambda step: getattr(table, draw)(64, step))
@@ -255,9 +232,3 @@ def test_joined_members_have_the_batches_they_have_apart():
         assert not tokens[..., : tokens.shape[-1] - length].any()
         # Cut off and paddings in front make the same sequence.
         assert together.leading + tokens.shape[-1] == apart.leading + length
-
-
-@pytest.mark.parametrize("classes", [(), (20, 30)])
-def test_only_what_is_alike_can_be_joined(classes):
-    with pytest.raises(ValueError, match="parts must be at least one, alike in classes"):
-        Joined([LatentHierarchy(count, 2) for count in classes])

@@ -5,35 +5,7 @@ import dataclasses
 import pytest
 
 from joma.experiments.claims import CLAIMS, Claim, check
-from joma.experiments.claims.claim import Point
-from joma.theory import clusters
-from tests.experiments import (
-    broken_cdag,
-    broken_clusters,
-    broken_critical,
-    broken_embeddings,
-    broken_galore,
-    broken_hblt,
-    broken_joint,
-    broken_linear,
-    broken_nonlinear,
-    broken_rates,
-    broken_scan_snap,
-)
-
-BROKEN = {
-    **broken_joint.BROKEN,
-    **broken_embeddings.BROKEN,
-    **broken_linear.BROKEN,
-    **broken_clusters.BROKEN,
-    **broken_critical.BROKEN,
-    **broken_nonlinear.BROKEN,
-    **broken_rates.BROKEN,
-    **broken_hblt.BROKEN,
-    **broken_cdag.BROKEN,
-    **broken_scan_snap.BROKEN,
-    **broken_galore.BROKEN,
-}
+from tests.experiments.broken import BROKEN
 
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 
@@ -65,13 +37,3 @@ def test_derived_holds_and_a_printed_form_that_differs_does_not(claim: Claim):
 def test_a_wrong_constant_fails(claim: Claim):
     broken = dataclasses.replace(claim, derived=BROKEN[claim.id])
     assert not check(broken).derived.holds
-
-
-def test_the_search_of_phases_sees_a_tail_that_is_a_little_heavier():
-    (claim,) = (one for one in CLAIMS if one.id == "thm3-phase")
-    assert claim.search is not None
-    values = {"family": "student", "df": 3.0, "other": "student", "other_df": 3.1}
-    point = Point({**values, "negative": 1.0, "distance": 1.0, "ratio": 5.0, "cosine": 0.0})
-    assert claim.search.measure(claim.derived, point).holds
-    bounded = clusters.Phase(3.85, 0.0, grows=False)
-    assert not claim.search.measure(lambda *_, **__: bounded, point).holds

@@ -13,7 +13,6 @@ from joma.experiments.language import _reference, _train
 from joma.experiments.language._groups import DEPTHS, SIZES, WATCHED
 from joma.experiments.language._train import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
-from joma.models.full_speed import FastLanguageModel
 
 SHARED = Path(os.environ.get("JOMA_SHARED") or Path(__file__).parents[3] / "shared")
 
@@ -76,7 +75,7 @@ def test_they_begin_as_the_recorded_networks(tmp_path, monkeypatch) -> None:
     tokens, targets, weights = text.valid.at(WATCHED)
     one = slice(0, 1)  # the first stream
     for depth in DEPTHS:
-        model = FastLanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
+        model = LanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
         start_as_torch(model, torch_seeds(0, size.seeds))
         _, sums_LE = model.evaluate(tokens[one], targets[one], weights[one])
         found_LE = sums_LE / weights[one].sum()

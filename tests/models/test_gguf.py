@@ -85,16 +85,15 @@ def test_the_header_is_read_without_the_tensors(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "message"),
     [
-        ("llama.block_count", 2**31, "block_count must be at most"),
-        ("llama.context_length", 2**31, "context_length must be at most"),
-        ("llama.feed_forward_length", 2**31, "feed_forward_length must be at most"),
+        ("llama.block_count", "block_count above 2048"),
+        ("llama.feed_forward_length", "lacks .* of a LlamaForCausalLM"),
     ],
 )
-def test_sizes_that_no_model_has_are_refused(path, name, value, message):
+def test_sizes_that_no_model_has_are_refused(path, name, message):
     data = path.read_bytes()
     at = data.index(name.encode()) + len(name) + 4
-    path.write_bytes(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
+    path.write_bytes(data[:at] + (2**31).to_bytes(4, "little") + data[at + 4 :])
     with pytest.raises(JomaError, match=message):
         load(path)

@@ -172,7 +172,7 @@ def test_a_few_hostile_files(tmp_path):
 
 @pytest.mark.slow
 def test_every_hostile_file(tmp_path):
-    _check(tmp_path, "all", 700)
+    _check(tmp_path, "all", 400)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
 from joma.models import WeightFiles, check_tokens, load, load_tokenizer, untrained, weights
-from joma.models.hub import _wanted
+from joma.models.hub import model_files
 from joma.models.tokenizers import ByteTokenizer
 from tests.models.test_weight_files import Trap
 from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens
@@ -197,13 +196,6 @@ def test_which_attention_runs_is_not_a_checkpoints_to_say(folder, key, named):
     assert config._attn_implementation == "sdpa"
 
 
-def test_quantized_weights_are_refused_also_where_no_model_is_built(folder):
-    _change_config(folder, quantization_config={"quant_method": "fp8"})
-    for read in (load, lambda path: WeightFiles(path).config()):
-        with pytest.raises(ValueError, match="holds quantized weights"):
-            read(folder)
-
-
 def test_code_in_a_folder_is_not_run(tmp_path, folder):
     _change_config(folder, auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"})
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'caught')!r})\n")
@@ -278,29 +270,14 @@ def test_what_the_hub_answers_is_reported(tmp_path, monkeypatch, kind, message):
         load("some/one", revision="step1")
 
 
-def test_what_is_asked_of_the_hub(folder, monkeypatch):
-    asked = {}
-
-    def download(name, **options):
-        asked.update(options, name=name)
-        return str(folder)
-
-    files = ["config.json", "model.safetensors", "pytorch_model.bin"]
-    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert load("some/one", revision="step1").source == "some/one"
-    assert asked == {"name": "some/one", "revision": "step1", "allow_patterns": files[:2]}
-
-
 def test_weights_are_downloaded_once():
     small = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
     both = ["model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "README.md"]
-    assert _wanted([*small, *both]) == [*small, "model.safetensors"]
+    assert model_files([*small, *both]) == [*small, "model.safetensors"]
     shards = ["model.safetensors.index.json", "model-00001-of-00002.safetensors"]
     shards.append("model-00002-of-00002.safetensors")
-    assert _wanted([*both[1:], *shards]) == shards
-    assert _wanted(["config.json", "own.py"]) == ["config.json"]
+    assert model_files([*both[1:], *shards]) == shards
+    assert model_files(["config.json", "own.py"]) == ["config.json"]
 
 
 def test_a_folders_own_tokenizer_and_another(tmp_path, folder):
@@ -352,35 +329,6 @@ def test_bytes():
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(tokenizer.encode("é日\n")) == "é日\n"
     assert max(tokenizer.encode("é日\n")) < tokenizer.size
-
-
-def test_a_long_text_is_encoded_without_a_word(folder, capfd, caplog):
-    _save_tokenizer(folder)
-    _change_tokenizer = folder / "tokenizer_config.json"
-    options = json.loads(_change_tokenizer.read_text()) | {"model_max_length": 4}
-    _change_tokenizer.write_text(json.dumps(options))
-    loaded = load(folder)
-    assert len(loaded.encode("a time " * 50)) == 100
-    assert capfd.readouterr() == ("", "")
-    assert not caplog.records
-
-
-def test_what_transformers_says_is_as_before(folder):
-    from transformers.utils import logging as its
-
-    before = its.get_verbosity(), its.is_progress_bar_enabled()
-    its.set_verbosity(logging.INFO)
-    its.enable_progress_bar()
-    try:
-        load(folder)
-        assert (its.get_verbosity(), its.is_progress_bar_enabled()) == (logging.INFO, True)
-        (folder / "model.safetensors").write_bytes(b"")
-        with pytest.raises(ValueError, match="cut short"):
-            load(folder)
-        assert (its.get_verbosity(), its.is_progress_bar_enabled()) == (logging.INFO, True)
-    finally:
-        its.set_verbosity(before[0])
-        its.enable_progress_bar() if before[1] else its.disable_progress_bar()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,8 +11,8 @@ import transformers
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors
 
-from joma.analysis.probing import Probing, text_windows
-from joma.data.subwords import HuggingFace
+from joma.analysis.probing import text_windows
+from joma.data import HuggingFace
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
 from joma.models.tokenizers import ByteTokenizer
@@ -121,11 +121,6 @@ def test_bytes_have_no_special_tokens():
     tokenizer = ByteTokenizer()
     assert tokenizer.special_tokens.count == 0
     assert tokenizer.special_tokens.describe() == ""
-
-
-def test_runs_with_special_tokens_are_not_mixed_with_older_ones():
-    assert "special_tokens" in Probing().config
-    assert "special_tokens" not in Probing(low_memory=True).config
 
 
 MODELS = os.environ.get("JOMA_MODELS")

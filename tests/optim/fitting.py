@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from joma.optim.galore import _step_kernels as kernels
+from joma.kernels import _galore_step as kernels
 from tests.optim.interpreted import made, trained
 from tests.pretend_gpu import pretend
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from joma.optim import StackedAdam
-from tests.without_gpu import needs_triton, printed
 
 RATES, DECAYS = (1e-3, 1e-2, 0.3), (0.0, 1e-4, 0.5)
 
@@ -140,15 +139,3 @@ def test_parameters_must_be_stacked():
     odd = {**parameters(), "odd": nn.Parameter(torch.zeros(2, 3))}
     with pytest.raises(ValueError, match="must all be contiguous and have 3 members"):
         StackedAdam(odd.items(), 1e-3)
-
-
-@needs_triton
-def test_the_kernel_makes_the_plain_step_whatever_can_be_read_together():
-    found = printed("tests.optim.interpreted_adam")
-    assert len(found) == 12
-    assert [case for case in found if not (case["error"] < 5e-5 and case["copies"])] == []
-    # A bias of 50 numbers leaves the others as fast as they are without it.
-    evens = {(case["parameters"], case["shifted"]): case["evens"] for case in found}
-    assert evens["all even", False] == [8]
-    assert evens["an odd bias", False] == [8, 1]
-    assert all(evens[name, shifted] == [1] for name, shifted in evens if shifted)

@@ -11,7 +11,6 @@ from torch import nn
 
 from joma.errors import JomaError
 from joma.optim import AdamW8bit, GaLore, GaLoreAdamW
-from joma.optim.galore import adamw
 from tests.optim.test_galore import batch, difference, loss_of, make, network, train
 
 KINDS: dict[str, Any] = {
@@ -45,7 +44,7 @@ def test_a_copy_of_model_and_optimizer_moves_as_they_do(kind, per_layer, copied)
 
 def test_an_optimizer_of_several_processes_cannot_be_copied():
     optimizer = make(network())
-    optimizer._group_of_processes = object()
+    optimizer._mean_over = object()
     with pytest.raises(JomaError, match="cannot be copied or pickled; build one"):
         copy.deepcopy(optimizer)
 
@@ -182,7 +181,7 @@ def test_a_matrix_that_the_kernels_decline_chooses_its_subspace_once(per_layer):
     """They take ranks that are multiples of 16."""
     model = network(dtype=torch.bfloat16)
     optimizer = make(model, per_layer=per_layer)
-    with mock.patch.object(adamw, "has_kernels", return_value=True):
+    with mock.patch("joma.kernels.galore.has_kernels", return_value=True):
         train(model, optimizer, 2, dtype=torch.bfloat16)
     assert [one.refreshes for one in optimizer.projected] == [1, 1, 1]
 

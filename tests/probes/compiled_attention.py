@@ -17,9 +17,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-
 from joma.probes._attention_kernel import (
     MOST_PARTS,
     Blocks,
@@ -29,6 +26,9 @@ from joma.probes._attention_kernel import (
     _rows,
     ways,
 )
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
 from tests.pretend_gpu import SHARED
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

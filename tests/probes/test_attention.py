@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from joma.probes import _attention_blocked as blocked
-from joma.probes import _attention_few as few
+from joma.kernels import attention as torch_attention
 from joma.probes.attention import (
     AttentionAccumulator,
     AttentionStatistics,
@@ -90,14 +89,12 @@ def close(found: AttentionStatistics, expected: AttentionStatistics, atol: float
             )
 
 
-@pytest.fixture(params=["written out", "one block", "small blocks"])
+@pytest.fixture(params=["one block", "small blocks"])
 def any_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with blocks so small that rows, keys and heads are cut many times, unevenly."""
-    if request.param != "written out":
-        monkeypatch.setattr(few, "MOST", 0)
+    """Also with blocks so small that rows and heads are cut many times, unevenly."""
     if request.param == "small blocks":
-        monkeypatch.setattr(blocked, "_ROWS", 4)
-        monkeypatch.setattr(blocked, "_CPU_BLOCK", 1)
+        monkeypatch.setattr(torch_attention, "_FEWEST_ROWS", 4)
+        monkeypatch.setattr(torch_attention, "_CPU_BLOCK", 1)
 
 
 SIGHTS: dict[str, dict[str, Any]] = {

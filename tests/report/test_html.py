@@ -156,30 +156,6 @@ class TestPayload:
         assert set(record["findings"][0]["evidence"]) == {"huge", "limit"}
         page([record])
 
-    def test_eqn6_is_refused_for_few_measurements(self, tmp_path):
-        fits = payload(made_run(tmp_path / "run"), fit=True)["fits"]
-        assert fits["fits"] == []
-        assert len(fits["refused"]) == 3
-        assert "at least 20 measurements" in fits["refused"][0]["reason"]
-
-    @pytest.mark.slow
-    def test_eqn6_of_a_curve_that_obeys_it(self, tmp_path):
-        from joma.theory import nonlinear
-
-        steps = np.arange(10, 2010, 20)
-        v = nonlinear.weights([3.0, 1.0, -2.0], steps / 400)
-        p = np.exp(v**2) / np.exp(v**2).sum(axis=1, keepdims=True)
-        entropy = -(p * np.log(p)).sum(axis=1) + 1e-3 * np.random.default_rng(0).normal(size=100)
-        run = Run.create("monitor", {}, out=tmp_path / "run")
-        about = {"module": "layers.0.attention", "kind": "self", "layer": 0}
-        run.metrics.append_many(steps, "attention_entropy", entropy[:, None], **about)
-        run.metrics.flush()
-        fits = payload(run, fit=True)["fits"]
-        for it in fits["fits"]:
-            assert it["inside"] > 0.5
-            assert all(a <= b for a, b in zip(it["low"], it["high"], strict=True))
-        assert len(fits["fits"]) + len(fits["refused"]) == 1
-
     def test_a_damaged_run_is_refused_in_a_sentence(self, tmp_path):
         run = made_run(tmp_path / "run")
         part = next((run.path / "metrics").iterdir())

@@ -281,20 +281,21 @@ class TestDamage:
         self.refused(checkpoints, signed(length.to_bytes(8, "little") + self.whole[8:]))
 
     def test_contents_that_are_wrong_though_signed(self, checkpoints: Checkpoints):
-        metadata = {"sha256": "", "step": "1000", "about": "{}"}
         entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-        wrong: list[dict[str, Any]] = [
-            {"__metadata__": {**metadata, "step": "many"}, "a": entry},
-            {"__metadata__": {**metadata, "about": "{"}, "a": entry},
-            {"__metadata__": {**metadata, "about": "3"}, "a": entry},
-            {"__metadata__": {"sha256": ""}, "a": entry},
-            {"__metadata__": metadata, "a": {**entry, "shape": [2]}},
-            {"__metadata__": metadata, "a": {**entry, "dtype": "OBJECT"}},
-            {"__metadata__": metadata, "a": {**entry, "data_offsets": [0, 2**60]}},
+        right = '{"step": 1000, "about": {}}'
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ('{"step": "many", "about": {}}', entry),
+            ('{"step": 1000, "about": 3}', entry),
+            ('{"step": 1000', entry),
+            ("", entry),
+            (right, {**entry, "shape": [2]}),
+            (right, {**entry, "dtype": "OBJECT"}),
+            (right, {**entry, "data_offsets": [0, 2**60]}),
         ]
-        for header in wrong:
-            assert "is not a checkpoint" in self.refused(checkpoints, made(header, b"\0" * 4))
-        self.newer.write_bytes(made({"__metadata__": metadata, "a": entry}, b"\0" * 4))
+        for record, array in wrong:
+            data = made({"__metadata__": {"sha256": record}, "a": array}, b"\0" * 4)
+            assert "is not a checkpoint" in self.refused(checkpoints, data)
+        self.newer.write_bytes(made({"__metadata__": {"sha256": right}, "a": entry}, b"\0" * 4))
         assert latest_step(checkpoints) == 1000  # so what is refused is refused for its fault
 
     def test_nested_too_deeply(self, checkpoints: Checkpoints):
@@ -368,7 +369,7 @@ class TestDamage:
 
 
 def made(header: dict[str, Any], data: bytes) -> bytes:
-    header["__metadata__"]["sha256"] = "0" * 64
+    header["__metadata__"]["sha256"] = "0" * 64 + header["__metadata__"]["sha256"]
     text = json.dumps(header, separators=(",", ":")).encode()
     return signed(len(text).to_bytes(8, "little") + text + data)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 
 from joma.errors import JomaError
@@ -170,26 +169,6 @@ def test_a_damaged_manifest_is_refused_and_can_be_deleted(run: Run):
     path.unlink()
     assert not Run.open(run.path).verified
     assert steps(run) == [0, 1, 2, 3, 4]
-
-
-def test_an_older_folder_opens_unverified_and_is_resumed(run: Run):
-    (run.path / "manifest.json").unlink()
-    for part in (run.path / "metrics").iterdir():
-        old = pyarrow.parquet.read_table(part).drop_columns(["kind"])
-        pyarrow.parquet.write_table(old, part)
-    pyarrow.parquet.write_table(
-        pyarrow.table({"a": [1.0, 2.0]}), run.path / "tables" / "curve.parquet"
-    )
-    (run.path / "metrics" / "part-000002.parquet").unlink()  # as an older rewind could do
-    resumed = Run.resume("fit", {"seed": 1}, out=run.path)
-    assert not resumed.verified
-    assert resumed.read_table("curve")["a"].tolist() == [1.0, 2.0]
-    resumed.metrics.rewind(3)
-    resumed.metrics.append(6, "loss", 1.0)
-    resumed.metrics.flush()
-    assert steps(run) == [0, 1, 3, 6]
-    shown = joma("runs", "show", str(run.path), "--json")
-    assert json.loads(shown.stdout)["verified"] is False
 
 
 def test_runs_show_says_whether_files_are_verified(run: Run):

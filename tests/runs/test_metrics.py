@@ -66,24 +66,6 @@ def test_any_reader_of_parquet_finds_true_nulls(tmp_path: Path, metrics: Metrics
     assert [table.column(name).null_count for name in COLUMNS] == [0, 0, 0, 0, 3, 3, 2, 3, 0, 1]
 
 
-def test_a_log_without_kinds_is_read_and_continued(tmp_path: Path, metrics: Metrics):
-    metrics.append(1, "loss", [1.0, 2.0], module="block.0")
-    metrics.flush()
-    part = tmp_path / "metrics" / "part-000000.parquet"
-    old = pyarrow.parquet.read_table(part).drop_columns(["kind"])
-    pyarrow.parquet.write_table(old, part)
-    metrics.append(2, "entropy", 3.0, module="block.0", kind="encoder self")
-    metrics.flush()
-    expected = [
-        (1, 0, "loss", "block.0", "", -1, -1, 1.0, None),
-        (1, 1, "loss", "block.0", "", -1, -1, 2.0, None),
-        (2, 0, "entropy", "block.0", "encoder self", -1, -1, 3.0, None),
-    ]
-    assert rows(metrics) == expected
-    metrics.compact()
-    assert rows(metrics) == expected
-
-
 def test_nothing_is_an_empty_log(tmp_path: Path, metrics: Metrics):
     metrics.flush()
     metrics.compact()

@@ -113,17 +113,3 @@ def test_nothing_but_arrow_is_imported(tmp_path: Path, monkeypatch):
     run = made(tmp_path / "run")
     monkeypatch.setattr(builtins, "__import__", guarded)
     joma.read(run)
-
-
-def test_logs_of_older_versions_have_no_kind(tmp_path: Path):
-    import pyarrow.parquet
-
-    run = made(tmp_path / "run")
-    (run.path / "manifest.json").unlink()
-    table = run.metrics.table().drop_columns(["kind"])
-    for path in (run.path / "metrics").iterdir():
-        path.unlink()
-    pyarrow.parquet.write_table(table, run.path / "metrics" / "part-000000.parquet")
-    read = joma.read(run.path)
-    assert read.column_names == COLUMNS
-    assert read.column("kind").null_count == read.num_rows == 5

@@ -33,6 +33,15 @@ def test_create_and_open(run: Run):
     assert opened.name == "fig4"
 
 
+def test_folders_of_older_versions_are_refused(run: Run):
+    around = json.loads((run.path / "environment.json").read_text())
+    (run.path / "environment.json").write_text(json.dumps({**around, "joma": "0.2.0"}))
+    (run.path / "manifest.json").unlink()
+    with pytest.raises(JomaError, match=r"was written by joma 0\.2\.0, which only that reads"):
+        Run.open(run.path)
+    assert list_runs(run.path)[0].state == "damaged"
+
+
 def test_default_folders_are_new_even_within_one_second(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = {Run.create("fig4", {}).path for _ in range(3)}

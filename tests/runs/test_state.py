@@ -246,11 +246,3 @@ def test_findings_of_any_content_are_read(run: Run, stored: Any):
     found = read_findings(run)
     assert all(isinstance(one, dict) for one in found.findings)
     assert RunSummary.of(run).state == "unknown"
-
-
-def test_findings_of_an_older_version_have_no_severity(run: Run):
-    run.write_json("findings", [{"kind": "dead_layer", "step": 3, "sentence": "It died."}])
-    (one,) = read_findings(run).findings
-    assert (one["severity"], one["advice"], one["kind"]) == (None, "", "dead_layer")
-    worst = RunSummary.of(run).worst
-    assert worst == one

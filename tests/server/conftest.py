@@ -10,20 +10,11 @@ from typing import Any
 import pytest
 
 from joma.runs import Run
-from joma.server import RunServer, _watching
+from joma.server import RunServer
 from tests.server._client import PATIENCE, Client
 
 MakeRun = Callable[..., Run]
 Serve = Callable[..., Client]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _eager() -> Iterator[None]:
-    """Let the watcher look more often, so that tests need not wait."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_watching, "REFRESH_SECONDS", 0.1)
-        patch.setattr(_watching, "DISCOVER_SECONDS", 0.3)
-        yield
 
 
 @pytest.fixture
@@ -63,7 +54,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def serving(runs: Any, **options: Any) -> Iterator[RunServer]:
     """Serve in a thread for the block."""
     started = threading.Event()
-    server = RunServer(runs, port=0, on_start=lambda _: started.set(), **options)
+    server = RunServer(runs, **{"port": 0, **options}, on_start=lambda _: started.set())
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

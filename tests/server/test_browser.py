@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from joma.runs import Run
-from joma.server import _watching
 from tests.report._browser import launched
 from tests.server._client import PATIENCE, Client
 from tests.server.conftest import MakeRun, serving
@@ -55,9 +54,7 @@ def flush(run: Run, step: int) -> float:
     return time.monotonic()
 
 
-def test_rows_appear_after_their_flush(tab: Any, make_run: MakeRun, tmp_path, monkeypatch):
-    monkeypatch.setattr(_watching, "REFRESH_SECONDS", 0.5)
-    monkeypatch.setattr(_watching, "DISCOVER_SECONDS", 2.0)
+def test_rows_appear_after_their_flush(tab: Any, make_run: MakeRun, tmp_path):
     run = make_run("live", done=False)
     with serving(tmp_path / "runs") as server, run.locked():
         id = Client(server.address).id_of("live")

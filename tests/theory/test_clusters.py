@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.theory import as_printed, clusters, nonlinear
+from joma.theory import as_printed, clusters
 from joma.theory.marginals import (
     Ball,
     Density,
@@ -41,10 +41,10 @@ def test_expectations_in_a_subspace_see_the_projected_weight():
 
 def test_expectations_vectorise_over_leading_axes():
     v = np.random.default_rng(0).normal(size=(3, 5, 2))
-    activity, moment = nonlinear.expectations(StudentT(3), v, np.zeros(2), np.zeros((3, 5)))
+    activity, moment = clusters.expectations(StudentT(3), v, np.zeros(2), np.zeros((3, 5)))
     assert activity.shape == (3, 5)
     assert moment.shape == (3, 5, 2)
-    one = nonlinear.expectations(StudentT(3), v[1, 2], np.zeros(2), 0.0)
+    one = clusters.expectations(StudentT(3), v[1, 2], np.zeros(2), 0.0)
     np.testing.assert_allclose(moment[1, 2], one.moment)
 
 
@@ -58,13 +58,13 @@ def test_linear_activation_sees_the_mean_alone():
 @pytest.mark.parametrize("marginal", [Gaussian(), Logistic(), Uniform(), Ball(3), Ball(10)])
 @pytest.mark.parametrize("distance", [0.1, 1.0, 5.0])
 def test_log_concave_clusters_have_no_critical_point(marginal: Marginal, distance: float):
-    assert nonlinear.critical_points(marginal, distance) == []
+    assert clusters.critical_points(marginal, distance) == []
 
 
 @given(st.floats(1.3, 20), st.floats(0.1, 10))
 @settings(max_examples=40, deadline=None)
 def test_student_clusters_have_one_where_the_node_rests(df, distance):
-    (point,) = nonlinear.critical_points(StudentT(df), distance)
+    (point,) = clusters.critical_points(StudentT(df), distance)
     assert point.s_plus - point.s_minus == pytest.approx(distance)
     rate = clusters.velocity(
         StudentT(df),

@@ -36,13 +36,12 @@ def other(
     *,
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
-    depths: tuple[int, ...] | None = None,
     dtype: torch.dtype = torch.float64,
     **changes: Any,
 ) -> Ensemble:
     """The small ensemble but for what is said."""
     config: dict[str, Any] = {"layers": 2, "width": 16, "hidden": 32, **changes}
-    model = Transformer(TransformerConfig(21, CLASSES, **config), seeds, depths=depths, dtype=dtype)
+    model = Transformer(TransformerConfig(21, CLASSES, **config), seeds, dtype=dtype)
     optimizer = StackedAdam(model.named_parameters(), rates, decays, betas=betas, epsilon=epsilon)
     data = hierarchy(seeds)
     precision = str(dtype).removeprefix("torch.")
@@ -56,9 +55,6 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         "must have seeds [5, 0, 9] and learning_rates [0.001, 0.003, 0.01] and .* got seeds [5, 0]",
     ),
     "width": ({"width": 24}, "must have width 16, .* got width 24"),
-    "heads": ({"heads": 2}, "must have heads 1, .* got heads 2"),
-    "depths": ({"depths": (2, 1, 2)}, "must have depths None, .* got depths [2, 1, 2]"),
-    "activation": ({"activation": "tanh"}, "must have activation relu, .* got activation tanh"),
     "precision": ({"dtype": torch.float32}, "must have precision float64, .* got precision float3"),
     "rates": (
         {"rates": (1e-3, 3e-3, 2e-2)},

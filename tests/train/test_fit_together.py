@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from joma.models import LanguageConfig
-from joma.models.full_speed import FastLanguageModel
+from joma.models import LanguageConfig, LanguageModel
 from joma.optim import StackedAdam
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit, fit_together
@@ -110,13 +109,13 @@ def words(seeds: tuple[int, ...], layers: int) -> Ensemble:
     text = torch.randint(28782, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.full((20, 35), 1 / 700, device="cuda")
     places = torch.arange(36, device="cuda")
-    model = FastLanguageModel(LanguageConfig(28782, layers), seeds, device="cuda")
+    model = LanguageModel(LanguageConfig(28782, layers), seeds, device="cuda")
     return Ensemble(
         model,
         StackedAdam(model.named_parameters(), 1e-3, clip=0.5),
         lambda step: text.index_select(1, places + 35 * (step % 100)),
-        loss=lambda model, window, step: model.loss_and_backward(
-            window[:, :-1], window[:, 1:], weights, step
+        loss=lambda model, window, step: model.losses(
+            window[:, :-1], window[:, 1:], weights_BT=weights, step=step
         ),
         precision="bfloat16",
     )

@@ -9,11 +9,11 @@ import torch
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError, printable
-from joma.models import Found, dummy_forward, find_stored_weights, find_weights
+from joma.models import Found, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, known_architecture
 from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
-from joma.models.loading import Loaded, load, outlined
+from joma.models.loading import load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.metrics import PROBED, checked
 from joma.probes.session import (
@@ -25,7 +25,6 @@ from joma.probes.session import (
     probe_weights,
     unmeasured,
 )
-from joma.probes.tap import watch_attention
 from joma.probes.text import BEYOND, WINDOW, WINDOWS, text_windows
 from joma.runs import Run
 
@@ -41,7 +40,6 @@ class Probing:
         metrics: which, of `joma.probes.session.METRICS`; where None, those that fit.
         window: tokens read together; where None, 512, or what the model or the text has if less.
         windows: how many of them, at most.
-        batch: windows read at once; where None, chosen for the device.
         tokenizer: another than the model's, as `joma.models.loading.load` takes it.
         dtype: what the model computes in, one of `DTYPES`.
         low_memory: measure weights alone, one tensor at a time from their files.
@@ -52,7 +50,6 @@ class Probing:
     metrics: tuple[str, ...] | None = None
     window: int | None = None
     windows: int = WINDOWS
-    batch: int | None = None
     tokenizer: str | None = None
     dtype: str = "float32"
     low_memory: bool = False
@@ -96,7 +93,7 @@ class Probing:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What decides the numbers, as a run folder keeps it: the batch does not."""
+        """What decides the numbers, as a run folder keeps it."""
         shown: dict[str, Any] = {"metrics": list(self.chosen), "seed": self.seed}
         if self.reads_text:
             shown |= {"window": self.window, "windows": self.windows, "dtype": self.dtype}
@@ -168,21 +165,19 @@ def measure(
         shown, note = text_windows(loaded, text, probing.window, probing.windows)
     parts, left_out = None, None
     if probing.needs != {"attention"}:
-        run = dummy_forward(loaded.model)
-        parts = find_weights(loaded.model, architecture=probing.architecture, run=run)
+        parts = find_weights(loaded.model, architecture=probing.architecture)
         left_out = _left_out(parts, probing)
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
     try:
         if shown is None:
             found = probe_weights(loaded.model, metrics=probing.chosen, **how)
         else:
-            metrics, batch = probing.metrics, probing.batch
-            found = probe(loaded.model, shown, metrics=metrics, batch=batch, **how)
+            found = probe(loaded.model, shown, metrics=probing.metrics, **how)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         raise JomaError(
-            f"the GPU has too little memory free for {source}; a smaller batch or window needs "
+            f"the GPU has too little memory free for {source}; a smaller window needs "
             "less, and the CPU none of it"
         ) from error
     known = probing.architecture or loaded.architecture
@@ -197,7 +192,7 @@ def measure(
         facts["special_tokens"] = loaded.special_tokens.describe() or "none"
     return Probed(
         found,
-        {} if parts is None else _roles(parts),
+        {} if parts is None else {it.module: it.role for it in parts.weights},
         None if shown is None else (shown.shape[0], shown.shape[1]),
         " ".join(it for it in (note, left_out) if it) or None,
         facts,
@@ -232,8 +227,6 @@ def check(
     loaded = outlined(source, revision=revision, tokenizer=probing.tokenizer)
     if loaded is None:
         return None
-    if "attention" in probing.needs:
-        _check_attention(loaded)
     if probing.needs != {"attention"}:
         parts = find_weights(loaded.model, architecture=probing.architecture)
         asked_for = probing.metrics is not None
@@ -242,20 +235,6 @@ def check(
         return None
     shown, _ = text_windows(loaded, text, probing.window, probing.windows)
     return shown.shape[0], shown.shape[1]
-
-
-def _check_attention(loaded: Loaded) -> None:
-    """Raise where no attention is observed; a model without numbers may fail in other ways."""
-    run = dummy_forward(loaded.model, numbers=False)
-    if run is None:
-        return
-    try:
-        with watch_attention(loaded.model, lambda call: None):
-            run()
-    except JomaError:
-        raise
-    except Exception:  # some models decide by their numbers what to compute
-        return
 
 
 def _left_out(parts: Found, probing: Probing) -> str | None:
@@ -267,11 +246,6 @@ def _left_out(parts: Found, probing: Probing) -> str | None:
         more = "" if len(odd) == 1 else f"; {len(odd) - 1} more weights are left out as well"
         said.append(f"Not measured: {module} ({reason}{more}).")
     return printable(" ".join(said)) or None
-
-
-def _roles(parts: Found) -> dict[str, str]:
-    """Return the role of each weight that was probed, by its module."""
-    return {weight.module: weight.role for weight in parts.weights}
 
 
 def _measure_files(
@@ -286,4 +260,5 @@ def _measure_files(
     known = probing.architecture or known_architecture(config)
     name = config.get("model_type", "unknown") if known is None else known.name
     facts = {"architecture": name, "bytes": files.bytes}
-    return Probed(found, _roles(parts), note=_left_out(parts, probing), facts=facts)
+    roles = {weight.module: weight.role for weight in parts.weights}
+    return Probed(found, roles, note=_left_out(parts, probing), facts=facts)

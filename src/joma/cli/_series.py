@@ -21,7 +21,7 @@ app = command_group("Series of checkpoints.", "series verify checkpoints")
 
 @dataclass(frozen=True, kw_only=True)
 class VerifySeries(Command):
-    """Find repeated, missing, misplaced and damaged checkpoints, by hashes and distances.
+    """Find repeated, missing and damaged checkpoints.
 
     Exits with 1 when something is found.
     """
@@ -44,7 +44,6 @@ class VerifySeries(Command):
         if self.json:
             _render.as_json(integrity.as_json())
         else:
-            _put_distances(integrity)
             put_findings(integrity)
             if count := len(integrity.unverified):
                 of = (
@@ -81,7 +80,7 @@ def summary(integrity: "Integrity", count: int) -> str:
     """Return the result of checking a series, in one sentence."""
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
     if integrity.clean:
-        return f"{checkpoints}: none repeated, missing, out of place or damaged."
+        return f"{checkpoints}: none repeated, missing or damaged."
     number = len(integrity.findings)
     return f"{checkpoints}: {number} finding{'' if number == 1 else 's'}."
 
@@ -90,15 +89,3 @@ def put_findings(integrity: "Integrity") -> None:
     """Print what is wrong with a series."""
     for finding in integrity.findings:
         _render.say(_render.sentence(finding.sentence))
-
-
-def _put_distances(integrity: "Integrity") -> None:
-    if not integrity.neighbours:
-        return
-    bad = set(integrity.bad_steps)
-    rows = []
-    for pair in integrity.neighbours:
-        marked = [str(step) for step in (pair.earlier, pair.later) if step in bad]
-        note = f"not to be believed: {', '.join(marked)}" if marked else ""
-        rows.append((str(pair.earlier), str(pair.later), f"{pair.distance:.3g}", note))
-    _render.put(_render.table(("from step", "to step", "moved", ""), rows, left=0), "")

@@ -12,14 +12,18 @@ keeps them in the `cache_folder`; `windows` and `streams` cut them into what a m
 is trained and what is measured of it live elsewhere.
 """
 
-from joma.data._batch import Batch
 from joma.data.corpora import Corpus, cache_folder, corpus
 from joma.data.encoded import Encoded, encoded
-from joma.data.hblt import HBLT
-from joma.data.hierarchy import Joined, LatentHierarchy
-from joma.data.subwords import ByteBPE, HuggingFace
+from joma.data.hierarchies import HBLT, Batch, Joined, LatentHierarchy
 from joma.data.text import read_text, streams, windows
-from joma.data.tokenizing import BYTES, BasicEnglish, TextTokenizer, basic_english
+from joma.data.tokenizing import (
+    BYTES,
+    BasicEnglish,
+    ByteBPE,
+    HuggingFace,
+    TextTokenizer,
+    basic_english,
+)
 
 __all__ = [
     "BYTES",

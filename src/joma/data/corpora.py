@@ -86,14 +86,7 @@ class Corpus:
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 of a split's bytes, in hexadecimal."""
-        part = self._part(split)
-        if isinstance(part, bytes):
-            return hashlib.sha256(part).hexdigest()
-        try:
-            with open(part, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise JomaError(f"text {part} cannot be read: {error.strerror}") from error
+        return hashlib.sha256(self.read_bytes(split)).hexdigest()
 
     def where(self, split: str) -> str:
         """Return what messages call a split's text: its file, or the corpus's name."""

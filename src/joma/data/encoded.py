@@ -59,24 +59,22 @@ def encoded(
     Raises:
         ValueError: the text cannot be read or has no tokens.
     """
-    source = {"corpus": corpus.name, "split": split, "tokenizer": tokenizer.digest}
+    data, where = corpus.read_bytes(split), corpus.where(split)
+    source = {
+        "version": _VERSION,
+        "corpus": corpus.name,
+        "split": split,
+        "tokenizer": tokenizer.digest,
+        "text": hashlib.sha256(data).hexdigest(),
+    }
     parent = cache_folder() / "encoded" if cache is None else Path(cache)
-    folder = parent / _folder_name(corpus, split, source["tokenizer"])
-    found, reason = _opened(folder, {**source, "text": corpus.digest(split)})
-    if found is not None:
+    folder = parent / _folder_name(corpus, split, tokenizer.digest)
+    if (found := _opened(folder, source)) is not None:
         return found
-    where = corpus.where(split)
-    if reason is None:
-        _log.info("encoding %s", where)
-    else:
-        _log.warning("encoding %s again: %s", where, reason)
-    data = corpus.read_bytes(split)
-    # The hash of what is encoded here: the file may have changed since the other was taken.
-    source["text"] = hashlib.sha256(data).hexdigest()
+    _log.info("encoding %s", where)
     size = tokenizer.size
     tokens = _encode(decoded(data, where), tokenizer, size, where)
     manifest = {
-        "version": _VERSION,
         **source,
         "vocabulary": size,
         "length": len(tokens),
@@ -93,25 +91,25 @@ def _folder_name(corpus: Corpus, split: str, tokenizer: str) -> str:
     return f"{readable}-{split}-{digest_of(place, split, tokenizer)[:16]}"
 
 
-def _opened(folder: Path, source: dict[str, str]) -> tuple[Encoded | None, str | None]:
-    """Return what is in the cache, or why it cannot be used; None for both where it is empty."""
+def _opened(folder: Path, source: dict[str, Any]) -> Encoded | None:
+    """Return what is in the cache, if it is whole and was made of this."""
     if not (folder / _MANIFEST).is_file():
-        return None, None
+        return None
     try:
         manifest = json_files.read(folder / _MANIFEST)
-        if not isinstance(manifest, dict) or manifest.get("version") != _VERSION:
-            return None, f"{folder / _MANIFEST} is of another version"
-        for name, value in source.items():
-            if manifest.get(name) != value:
-                return None, f"the {name} has changed"
-        path = folder / _ARRAY
-        with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != manifest.get("array"):
-                return None, f"{path} is damaged"
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        return None, f"{folder} cannot be read ({error})"
-    return Encoded(tokens, manifest), None
+        if not isinstance(manifest, dict) or not source.items() <= manifest.items():
+            return None  # another text or tokenizer in its place
+        if _sha256(folder / _ARRAY) == manifest.get("array"):
+            return Encoded(np.load(folder / _ARRAY, mmap_mode="r", allow_pickle=False), manifest)
+    except (OSError, ValueError, TypeError):
+        pass
+    _log.warning("%s is damaged: encoding again", folder)
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _encode(text: str, tokenizer: TextTokenizer, size: int, where: str) -> np.ndarray:
@@ -138,8 +136,7 @@ def _kept(tokens: np.ndarray, manifest: dict[str, Any], folder: Path) -> Encoded
     try:
         with replacing(path) as file:
             np.save(file, tokens, allow_pickle=False)
-        with open(path, "rb") as file:
-            manifest["array"] = hashlib.file_digest(file, "sha256").hexdigest()
+        manifest["array"] = _sha256(path)
         # Last: an array without its manifest counts as none.
         json_files.write(folder / _MANIFEST, manifest)
         return Encoded(np.load(path, mmap_mode="r", allow_pickle=False), manifest)

@@ -5,6 +5,8 @@ identifies what was encoded with it.
 """
 
 import hashlib
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from joma.common import json_files
+from joma.common.files import write_bytes
 from joma.data.corpora import Corpus, pieces
-from joma.errors import JomaError
+from joma.errors import JomaError, how_to_install
 
 UNKNOWN = "<unk>"
 """What stands for a word that is not in the vocabulary."""
 
 TOKENIZER_FILE = "tokenizer.json"
 """Where a folder keeps its tokenizer, as transformers has it."""
+
+_AT_ONCE, _PARTS = 1 << 16, 32
+"""Characters that one thread of `tokenizers` takes at once, and how many such parts."""
 
 _SPACED = "'.,()!?"
 _SEPARATING = ("<br />", ";", ":")
@@ -43,10 +49,6 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str) -> Sequence[int] | np.ndarray:
         """Return the tokens of a text, with none put around it."""
-        ...
-
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the text of tokens."""
         ...
 
 
@@ -99,23 +101,6 @@ class BasicEnglish:
         counts.pop(UNKNOWN, None)
         return cls((UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))))
 
-    @classmethod
-    def load(cls, folder: str | Path) -> "BasicEnglish":
-        """Return what `save` wrote into a folder.
-
-        Raises:
-            ValueError: there is none, or a tokenizer of another kind.
-        """
-        path = Path(folder) / TOKENIZER_FILE
-        content = json_files.read(path)
-        try:
-            words = tuple(content["model"]["vocab"])
-        except (KeyError, TypeError):
-            words = ()
-        if content != _word_level({word: number for number, word in enumerate(words)}):
-            raise JomaError(f"{path} must be words by basic_english, it is another tokenizer")
-        return cls(words)
-
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer into a folder, whole, in the layout of transformers.
 
@@ -123,7 +108,7 @@ class BasicEnglish:
         word, and control characters that Python takes for white space.
         """
         json_files.write(Path(folder) / TOKENIZER_FILE, _word_level(self._numbers))
-        write_tokenizer_config(Path(folder), unk_token=UNKNOWN)
+        _write_config(Path(folder), unk_token=UNKNOWN)
 
     @property
     def size(self) -> int:
@@ -139,10 +124,6 @@ class BasicEnglish:
         """Return the numbers of a text's words, int32."""
         number = self._numbers.get
         return np.array([number(word, 0) for word in basic_english(text)], dtype=np.int32)
-
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the words of numbers, with a space between two."""
-        return " ".join([self.vocabulary[token] for token in checked_tokens(tokens, self.size)])
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -163,13 +144,124 @@ class Bytes:
         """Return the bytes of a text, uint8."""
         return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
 
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the text of bytes; those that are no UTF-8 are replaced."""
-        return bytes(checked_tokens(tokens, self.size)).decode(errors="replace")
-
 
 BYTES = Bytes()
 """Every byte is a token."""
+
+
+class ByteBPE:
+    """Byte pair encoding over bytes with GPT-2's rules for what a word is: nothing is unknown.
+
+    Made by `train`; it needs the `tokenizers` package.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer` of this kind.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def train(cls, text: str, size: int) -> "ByteBPE":
+        """Merge learned from a text; the same text gives the same ones.
+
+        Args:
+            text: what to learn from.
+            size: how many tokens there shall be, the 256 bytes included; there are fewer where the
+                text has no further pair that comes twice.
+        """
+        if size < 256:
+            raise JomaError(f"size must be at least 256, as many as there are bytes, got {size}")
+        library = _tokenizers()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size,
+            min_frequency=2,
+            show_progress=False,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        )
+        tokenizer.train_from_iterator(pieces(text, _AT_ONCE), trainer)
+        return cls(tokenizer)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the tokenizer into a folder, whole, in the layout of transformers."""
+        text = self.tokenizer.to_str(pretty=True)
+        write_bytes(Path(folder) / TOKENIZER_FILE, text.encode())
+        _write_config(Path(folder))
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return self.tokenizer.get_vocab_size()
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of the merges and rules, in hexadecimal."""
+        return digest_of("bpe", json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text, int32."""
+        # In one piece a text takes two hundred times its memory, and one thread.
+        parts = list(pieces(text, _AT_ONCE))
+        ids = [np.empty(0, np.int32)]
+        for first in range(0, len(parts), _PARTS):
+            some = parts[first : first + _PARTS]
+            done = self.tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            ids += [np.array(part.ids, dtype=np.int32) for part in done]
+        return np.concatenate(ids)
+
+
+class HuggingFace:
+    """A tokenizer of transformers, as training text is encoded: nothing is put around it.
+
+    Args:
+        tokenizer: what `AutoTokenizer` made.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token: some vocabularies have gaps."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of the files transformers saves it in, in hexadecimal."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer.save_pretrained(folder)
+            files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+            parts = [part for path in files for part in (path.name, _lasting(path))]
+        return digest_of("huggingface", *parts)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text of any length, int32."""
+        ids = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
+        return np.array(ids["input_ids"], dtype=np.int32)
+
+
+def _lasting(path: Path) -> str:
+    """Return what a saved file says, except what each call to a tokenizer sets."""
+    data = path.read_bytes()
+    if path.name != TOKENIZER_FILE:
+        return data.decode("latin-1")
+    content = json.loads(data)
+    return json.dumps({**content, "truncation": None, "padding": None}, sort_keys=True)
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError as error:
+        raise JomaError(f"byte-level BPE needs tokenizers: {how_to_install('hf')}") from error
+    return tokenizers
 
 
 def digest_of(*parts: str) -> str:
@@ -181,16 +273,7 @@ def digest_of(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
-    """Return tokens as a list, all of them known."""
-    numbers = np.asarray(tokens, dtype=np.int64)
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < size:
-        outside = numbers[(numbers < 0) | (numbers >= size)][0]
-        raise JomaError(f"tokens must be from 0 to {size - 1}, got {outside}")
-    return numbers.tolist()
-
-
-def write_tokenizer_config(folder: Path, **settings: str) -> None:
+def _write_config(folder: Path, **settings: str) -> None:
     """Write what transformers needs next to a tokenizer.json, whole."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     json_files.write(folder / "tokenizer_config.json", {**config, **settings})

@@ -19,8 +19,7 @@ from joma.common.files import write_bytes
 from joma.data import Batch
 from joma.errors import JomaError
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
-from joma.models import TransformerConfig
-from joma.models.full_speed import FastTransformer
+from joma.models import Transformer, TransformerConfig
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit_together
 
@@ -120,7 +119,7 @@ class TransformerGroup:
         gpu_precision: Any = "bfloat16",
     ) -> None:
         self.run = run
-        model = FastTransformer(config, seeds, device=request.device)
+        model = Transformer(config, seeds, device=request.device)
         precision = gpu_precision if request.device == "cuda" else "float32"
         self.ensemble = Ensemble(
             model,
@@ -128,10 +127,6 @@ class TransformerGroup:
             sample,
             precision=precision,
         )
-        if precision == "bfloat16":
-            batch = sample(0)
-            with self.ensemble.computing():
-                model.check_kernels(batch.tokens, leading=batch.leading)
 
     def log(self, step: int, name: str, values: Tensor, **where: Any) -> None:
         """Log a number of each network to the metrics of the run."""

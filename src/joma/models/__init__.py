@@ -5,7 +5,6 @@ are found, and whether a series of checkpoints can be believed; what it is train
 what is measured of it, lives elsewhere.
 """
 
-from joma.common.renamed import renamed
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import (
     ROLES,
@@ -19,7 +18,7 @@ from joma.models.architectures import (
     register,
     weights,
 )
-from joma.models.checkpointing import enable_checkpointing
+from joma.models.blank import enable_checkpointing
 from joma.models.discovery import (
     Tracing,
     dummy_forward,
@@ -93,5 +92,3 @@ __all__ = [
     "verify",
     "weights",
 ]
-
-__getattr__ = renamed(__name__, {"Attention": "AttentionPart", "Block": "BlockPart"})

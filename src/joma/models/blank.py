@@ -1,4 +1,4 @@
-"""Models without numbers: built from a configuration alone, on the meta device."""
+"""Models to plan a training with: built from a configuration alone, on the meta device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from joma.common.quiet import need_transformers, quietly, reading
-from joma.errors import JomaError, printable
-from joma.models._size_checks import check_config
+from joma.common.quiet import need_transformers, reading
+from joma.errors import JomaError
 from joma.models.hub import folder_if_here
-from joma.models.loading import class_of
-from joma.models.weight_files import read_config
+from joma.models.loading import class_of, folder_config, on_meta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -61,14 +59,11 @@ def blank_model(source: str | Path, dtype: torch.dtype = torch.float32) -> nn.Mo
         JomaError: There is no such model, or transformers cannot build it.
     """
     need_transformers(f"building {source}")
-    config, what = _config(source)
-    config._attn_implementation = None  # not a checkpoint's to say
-    model_class = _training_class(config)
-    name = model_class.__name__
-    with reading(lambda said: f"{what} cannot be made a {name} ({said})"), quietly():
-        with torch.device("meta"):
-            model: nn.Module = model_class(config)
-        return nn.Module.to(model, dtype).train()
+    config = (
+        preset_config(str(source)) if str(source) in PRESETS else folder_config(_folder(source))
+    )
+    model = on_meta(config, _training_class(config), str(source))
+    return nn.Module.to(model, dtype).train()
 
 
 def preset_config(name: str) -> "PreTrainedConfig":
@@ -92,31 +87,10 @@ def preset_config(name: str) -> "PreTrainedConfig":
     )
 
 
-def _config(source: str | Path) -> tuple["PreTrainedConfig", str]:
-    """Return a configuration and what to call it in errors."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    if str(source) in PRESETS:
-        return preset_config(str(source)), str(source)
-    path = Path(source)
-    path = path.parent if path.name == "config.json" and path.is_file() else _folder(source)
-    if not (path / "config.json").is_file():
-        raise JomaError(f"{path} is not a model's folder: it has no config.json")
-    contents = read_config(path)
-    check_config(contents, f"{path}/config.json")
-    if contents["model_type"] not in CONFIG_MAPPING:
-        raise JomaError(
-            f"{path}/config.json must have a model_type that the installed transformers knows, "
-            f"got {printable(contents['model_type'], 60)!r}"
-        )
-    with reading(lambda said: f"{path}/config.json cannot be used ({said})"), quietly():
-        config = AutoConfig.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False
-        )
-    return config, str(source)
-
-
 def _folder(source: str | Path) -> Path:
+    path = Path(source)
+    if path.name == "config.json" and path.is_file():
+        return path.parent
     try:
         found = folder_if_here(source)
     except JomaError as error:
@@ -140,3 +114,26 @@ def _training_class(config: "PreTrainedConfig") -> Any:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
         return class_of(config)
+
+
+def enable_checkpointing(model: nn.Module, settings: dict[str, Any] | None = None) -> None:
+    """Let a model compute activations again in the backward pass instead of keeping them.
+
+    transformers 5.23 renamed `gradient_checkpointing_enable` to `activation_checkpointing_enable`;
+    the old name warns.
+
+    Args:
+        model: A Hugging Face model.
+        settings: Arguments of `torch.utils.checkpoint.checkpoint`; not reentrant unless given.
+
+    Raises:
+        JomaError: The model has no activation checkpointing.
+    """
+    settings = {"use_reentrant": False} if settings is None else settings
+    if getattr(model, "supports_gradient_checkpointing", False):
+        for word in ("activation", "gradient"):
+            enable: Any = getattr(model, f"{word}_checkpointing_enable", None)
+            if enable is not None:
+                enable(**{f"{word}_checkpointing_kwargs": settings})
+                return
+    raise JomaError(f"{type(model).__name__} has no activation checkpointing")

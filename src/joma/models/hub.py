@@ -92,7 +92,7 @@ def _found(source: str | Path, revision: str | None) -> tuple[Path | None, list[
         ) from error
     except Exception as error:  # offline, a proxy: what was downloaded before may do
         return _downloaded_before(name, revision, error), []
-    return None, _wanted(file.rfilename for file in files)
+    return None, model_files(file.rfilename for file in files)
 
 
 def _downloaded_before(name: str, revision: str | None, error: Exception) -> Path:
@@ -111,7 +111,7 @@ def _which(name: str, revision: str | None) -> str:
     return name if revision is None else f"{name} at revision {revision}"
 
 
-def _wanted(files: Iterable[str]) -> list[str]:
+def model_files(files: Iterable[str]) -> list[str]:
     """Return the files of a repository that make a model: configuration, tokenizer, weights once.
 
     Many repositories hold the same weights in several formats, each as large as the other.

@@ -3,12 +3,11 @@
 It is torch's `nn.TransformerEncoder` with a causal mask between an embedding and an output layer of
 its own, as in many tutorials: embeddings times √width plus sinusoids, layer norm after each
 residual sum, a ReLU MLP, dropout after the embeddings, on the attention weights, in the MLP and on
-what either adds. All members read the same text. `joma.models.full_speed` computes the same with
-kernels for a GPU.
+what either adds. All members read the same text.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +18,9 @@ from torch.nn import functional
 from joma import random
 from joma.common.checks import whole_number
 from joma.errors import JomaError
+from joma.kernels.language import Dropout, cross_entropies, norm_of_sum
 from joma.models.layers import Embedding, LayerNorm, Linear, draw_uniform
-from joma.models.transformer import Watch, sinusoids
+from joma.models.transformer import Watch
 
 FIRST_RANGE = 0.1
 """Embeddings and output weights begin uniform on ± this."""
@@ -64,46 +64,6 @@ class LanguageConfig:
             raise JomaError(f"dropout must lie in [0, 1), got {self.dropout!r}")
 
 
-class Dropout:
-    """Which numbers of a step are dropped: decided by seed, place in the network, step and index.
-
-    Args:
-        seeds_E: Seeds of the members.
-        step: Step of the training, an int or a tensor that counts on the device.
-        share: Share of the numbers that is dropped.
-    """
-
-    def __init__(self, seeds_E: Tensor, step: int | Tensor, share: float) -> None:
-        self.step, self.share = step, share
-        # Members of equal seed drop the same, which is then drawn once. To find them a GPU would
-        # have to wait for it, and could not capture it.
-        self.seeds_S, self.of_E = seeds_E, None
-        if not seeds_E.is_cuda:
-            own_S, of_E = seeds_E.unique(return_inverse=True)
-            if len(own_S) < len(seeds_E):
-                self.seeds_S, self.of_E = own_S, of_E
-
-    def __call__(self, x: Tensor, place: str) -> Tensor:
-        """Return x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
-        if self.share == 0:
-            return x
-        width = x.shape[-1]
-        drawn_width = width + -width % 4  # the generator makes four at a time
-        count = x[0].numel() // width * drawn_width
-        drawn = random.uniform(self.seeds_S, f"dropout.{place}", self.step, count)
-        kept = drawn >= self.share
-        if self.of_E is not None:
-            kept = kept.index_select(0, self.of_E)
-        kept = kept.view(*x.shape[:-1], drawn_width)[..., :width]
-        return x * kept.to(x.dtype) / (1 - self.share)
-
-
-def keep_all(x: Tensor, place: str) -> Tensor:
-    """Return x: what takes the place of dropout outside training."""
-    del place
-    return x
-
-
 class LanguageBlock(nn.Module):
     """Attention and MLP, each with dropout, a residual sum and layer norm after it.
 
@@ -123,21 +83,17 @@ class LanguageBlock(nn.Module):
         self.upper = Linear(members, config.hidden, width)
         self.norm_mlp = LayerNorm(members, width)
 
-    def forward(
-        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, drop: Dropout, layer: int, watch: Watch | None) -> Tensor:
         """Return the same shape as given, (E, B, T, width)."""
-        added = drop(self.projection(self._attended(x, drop, layer, watch)), f"{layer}.attended")
-        x = self.norm_attention(x + added)
+        y = self._attended(x, drop, layer, watch)
+        x = _normed(self.projection, y, x, self.norm_attention, drop, f"{layer}.attended")
         hidden = functional.relu(self.lower(x))
         if watch is not None:
             watch("hidden", layer, hidden)
-        added = self.upper(drop(hidden, f"{layer}.hidden"))
-        return self.norm_mlp(x + drop(added, f"{layer}.mlp"))
+        y = drop(hidden, f"{layer}.hidden")
+        return _normed(self.upper, y, x, self.norm_mlp, drop, f"{layer}.mlp")
 
-    def _attended(
-        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
-    ) -> Tensor:
+    def _attended(self, x: Tensor, drop: Dropout, layer: int, watch: Watch | None) -> Tensor:
         joined = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1))
         q, k, v = (part.transpose(2, 3) for part in joined.unbind(3))  # (E, B, heads, T, D)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -148,24 +104,11 @@ class LanguageBlock(nn.Module):
             watch("attention", layer, weights)
         return (drop(weights, f"{layer}.attention") @ v).transpose(2, 3).flatten(-2)
 
-    @torch.no_grad()
-    def draw(self, seeds_E: Tensor) -> None:
-        """Draw torch's own values: Xavier for queries, keys and values, 0 for their biases."""
-        for name, layer in self.named_children():
-            if isinstance(layer, Linear | LayerNorm):
-                layer.draw(f"block.{name}", seeds_E)
-        together = self.queries_keys_values
-        bound = math.sqrt(6 / sum(together.weight.shape[1:]))
-        together.draw("block.queries_keys_values", seeds_E, bound)
-        for layer in (self.queries_keys_values, self.projection):
-            bias_of(layer).zero_()
-
 
 class LanguageModel(nn.Module):
     """E language models of one shape, each with its own parameters.
 
-    Initial values are those of `nn.TransformerEncoderLayer`, the same in every layer, and uniform
-    on ±0.1 for embeddings and output weights, whose biases are 0.
+    Linear maps begin as torch's, embeddings and output weights uniform on ±0.1.
 
     Args:
         config: What each is made of.
@@ -200,11 +143,15 @@ class LanguageModel(nn.Module):
                 LanguageBlock(config, members) for _ in range(config.layers)
             )
             self.output = Linear(members, config.width, config.columns)
-        waves = sinusoids(config.length, config.width).to(device)
+        waves = _sinusoids(config.length, config.width).to(device)
         self.register_buffer("sinusoids_TD", waves, persistent=False)
         self.register_buffer("seeds_E", seeds_E, persistent=False)
         self.to(dtype)
-        self._draw()
+        for name, module in self.named_modules():
+            if isinstance(module, Linear | LayerNorm):
+                module.draw(name, seeds_E)
+        for name in ("embedding.weight", "output.weight"):
+            draw_uniform(self.get_parameter(name).data, name, seeds_E, FIRST_RANGE)
 
     def forward(
         self,
@@ -221,7 +168,8 @@ class LanguageModel(nn.Module):
             watch: Function that is called with the attention (E, B, heads, T, T) and the hidden
                 activations (E, B, T, hidden) of every layer.
         """
-        return self._logits(self.states(tokens_BT, step=step, watch=watch))
+        states = self.states(tokens_BT, step=step, watch=watch)
+        return self.output(states.to(self.output.weight.dtype))[..., : self.config.vocabulary]
 
     def states(
         self,
@@ -231,7 +179,17 @@ class LanguageModel(nn.Module):
         watch: Watch | None = None,
     ) -> Tensor:
         """Return what the output layer reads, (E, B, T, width); arguments as of `forward`."""
-        return self._states(self._embedded(tokens_BT), step, watch)
+        length, most = tokens_BT.shape[-1], self.config.length
+        if length > most:
+            raise JomaError(f"tokens must have at most {most} positions, got {length}")
+        share = 0.0 if step is None else self.config.dropout
+        drop = Dropout(self.seeds_E, 0 if step is None else step, share)
+        x = self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
+        x = x * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
+        x = drop(x if self.compute is None else x.to(self.compute), "embedding")
+        for layer, block in enumerate(self.blocks):
+            x = block(x, drop, layer, watch)
+        return x
 
     def losses(
         self,
@@ -251,38 +209,35 @@ class LanguageModel(nn.Module):
             step: As of `forward`.
             watch: As of `forward`.
         """
-        states = self.states(tokens_BT, step=step, watch=watch)
-        return self._losses(states, targets_BT, weights_BT)
-
-    def _losses(self, states: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Return the cross-entropy of each member from what the output layer reads."""
-        targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
-        each_EN = functional.cross_entropy(
-            self._logits(states).flatten(0, 2), targets_EN.flatten(), reduction="none"
-        ).view_as(targets_EN)
+        states = self.states(tokens_BT, step=step, watch=watch).to(self.output.weight.dtype)
         if weights_BT is None:
-            return each_EN.mean(-1)
-        return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
+            weights_BT = torch.full_like(targets_BT, 1 / targets_BT.numel(), dtype=torch.float64)
+        output = self.output.weight, bias_of(self.output)
+        targets_N, weights_N = targets_BT.flatten(), weights_BT.flatten()
+        return cross_entropies(
+            states.flatten(1, 2), output, targets_N, weights_N, self.config.vocabulary
+        )
 
-    def _embedded(self, tokens_BT: Tensor) -> Tensor:
-        """Return the embeddings of tokens, (E, B, T, width); JomaError for too many of them."""
-        length, most = tokens_BT.shape[-1], self.config.length
-        if length > most:
-            raise JomaError(f"tokens must have at most {most} positions, got {length}")
-        return self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
+    @torch.no_grad()
+    def evaluate(
+        self, tokens_BT: Tensor, targets_BT: Tensor, weights_BT: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `losses` (E,) and entropies of attention in nats (layers, E), without dropout.
 
-    def _states(self, x: Tensor, step: int | Tensor | None, watch: Watch | None = None) -> Tensor:
-        """Return what the output layer reads, from embeddings."""
-        drop = keep_all if step is None else Dropout(self.seeds_E, step, self.config.dropout)
-        x = x * math.sqrt(self.config.width) + self.sinusoids_TD[: x.shape[2]]
-        x = drop(x if self.compute is None else x.to(self.compute), "embedding")
-        for layer, block in enumerate(self.blocks):
-            x = block(x, drop, layer, watch)
-        return x
+        Args:
+            tokens_BT: Words, (B, T).
+            targets_BT: The word after each.
+            weights_BT: How much each word counts, and the row of attention at its position.
+        """
+        entropies_LE: list[Tensor] = []
 
-    def _logits(self, states: Tensor) -> Tensor:
-        states = states.to(self.output.weight.dtype)
-        return self.output(states)[..., : self.config.vocabulary]
+        def watch(name: str, layer: int, x: Tensor) -> None:
+            if name == "attention":
+                rows_EBT = torch.special.entr(x.double()).sum(-1).mean(2)  # over heads
+                entropies_LE.append((rows_EBT * weights_BT.double()).sum((1, 2)))
+
+        losses_E = self.losses(tokens_BT, targets_BT, weights_BT=weights_BT, watch=watch)
+        return losses_E, torch.stack(entropies_LE)
 
     def products(self) -> list[str]:
         """Return the names of the parameters that activations are multiplied with."""
@@ -293,21 +248,23 @@ class LanguageModel(nn.Module):
         """Return what the networks are made of."""
         return asdict(self.config)
 
-    @torch.no_grad()
-    def _draw(self) -> None:
-        draw_uniform(self.embedding.weight, "embedding.weight", self.seeds_E, FIRST_RANGE)
-        self.output.weight.zero_()
-        bias_of(self.output).zero_()
-        words = self.output.weight[..., : self.config.vocabulary]
-        draw_uniform(words, "output.weight", self.seeds_E, FIRST_RANGE)
-        first = self.blocks[0]
-        assert isinstance(first, LanguageBlock)
-        first.draw(self.seeds_E)
-        for block in self.blocks[1:]:
-            block.load_state_dict(first.state_dict())
-
 
 def bias_of(linear: Linear) -> Tensor:
     """Return the bias of a layer that has one."""
     assert linear.bias is not None
     return linear.bias
+
+
+def _normed(
+    linear: Linear, y: Tensor, x: Tensor, norm: LayerNorm, drop: Dropout, place: str
+) -> Tensor:
+    """Return the layer norm of x and what a linear map of y adds to it."""
+    parameters = linear.weight, bias_of(linear)
+    return norm_of_sum(y, parameters, x, (norm.weight, norm.bias), drop, place)
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Return sine and cosine of the position at geometric wavelengths, interleaved."""
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

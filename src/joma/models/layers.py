@@ -42,15 +42,10 @@ class Linear(nn.Module):
             y = torch.baddbmm(self.bias.to(kind), rows, self.weight.to(kind))
         return y.unflatten(1, x_ENI.shape[1:-1])
 
-    def product(self, x_ENI: Tensor) -> Tensor:
-        """Return (E, ..., out) for (E, ..., in) without the bias."""
-        y = torch.bmm(x_ENI.flatten(1, -2), self.weight.to(x_ENI.dtype))
-        return y.unflatten(1, x_ENI.shape[1:-1])
-
     @torch.no_grad()
-    def draw(self, name: str, seeds: Tensor, bound: float | None = None) -> None:
-        """Draw weight and bias uniformly on ± bound; by torch's default that is 1/√in."""
-        bound = 1 / math.sqrt(self.weight.shape[1]) if bound is None else bound
+    def draw(self, name: str, seeds: Tensor) -> None:
+        """Draw torch's default for linear maps: uniform on ±1/√in."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
         for kind, parameter in self.named_parameters():
             draw_uniform(parameter, f"{name}.{kind}", seeds, bound)
 

@@ -1,11 +1,9 @@
 """Checkpoints of llama2.c: one file of 32-bit floats behind a header of seven integers."""
 
-import heapq
 import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +16,8 @@ from joma.models._size_checks import MOST_LAYERS
 from joma.models._special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import LlamaConfig
-
 
 _HEADER = struct.Struct("<7i")
 _LATER_VERSIONS = 0x616B3432  # "ak42", which the original format does not have
@@ -30,8 +28,7 @@ _MOST = 1 << 24  # of any one dimension: beyond it is no header
 class Llama2cTokenizer:
     """SentencePiece's byte pair encoding with Llama's vocabulary: a space first, bytes last.
 
-    It is written by hand as the `tokenizers` library ranks pairs, not the pieces they make: it
-    would merge differently where pairs of equal scores overlap.
+    Merges are ranked by the score of the piece they make, as transformers ranks those of a Llama.
 
     Args:
         pieces: The bytes of every token. The first three are control tokens; where the next 256
@@ -51,10 +48,29 @@ class Llama2cTokenizer:
             pieces[_BYTES + byte] in _spellings(byte) for byte in range(256)
         )
         self._first_piece = stop if self._has_bytes else _BYTES
-        self._ids: dict[bytes, int] = {}
-        for index in range(self._first_piece, len(pieces)):
-            self._ids.setdefault(pieces[index], index)
-        self._merged: dict[str, list[int]] = {}
+        self._tokenizer = self._merging()
+
+    def _merging(self) -> "tokenizers.Tokenizer":
+        """Return what turns a text into tokens."""
+        import tokenizers
+
+        ids: dict[str, int] = {}
+        for index in range(self._first_piece, self.size):
+            ids.setdefault(self._pieces[index].decode(errors="replace"), index)
+        merges = sorted(
+            (-self._scores[whole], ids[piece[:at]], ids[piece[at:]], piece[:at], piece[at:])
+            for piece, whole in ids.items()
+            for at in range(1, len(piece))
+            if piece[:at] in ids and piece[at:] in ids
+        )
+        ids |= {f"<0x{byte:02X}>": _BYTES + byte for byte in range(256) if self._has_bytes}
+        model = tokenizers.models.BPE(
+            vocab={"<unk>": 0, **ids},
+            merges=[(left, right) for *_, left, right in merges],
+            unk_token="<unk>",
+            byte_fallback=self._has_bytes,
+        )
+        return tokenizers.Tokenizer(model)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str) -> "Llama2cTokenizer":
@@ -89,13 +105,8 @@ class Llama2cTokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, the token for its beginning first if `special`."""
-        tokens = [_BOS] if special else []
-        for chunk in self._chunks(f" {text}") if text else ():
-            merged = self._merged.get(chunk)
-            if merged is None:
-                merged = self._merged[chunk] = self._merge(chunk)
-            tokens += merged
-        return tokens
+        text = f" {text}".encode(errors="replace").decode() if text else ""
+        return [*([_BOS] if special else []), *self._tokenizer.encode(text).ids]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without the space that `encode` puts before a text."""
@@ -110,64 +121,6 @@ class Llama2cTokenizer:
                 data += piece.removeprefix(b" ") if begins else piece
             begins = token == _BOS
         return data.decode(errors="replace")
-
-    @cached_property
-    def _joined(self) -> set[str]:
-        """Every pair of neighbouring characters inside a piece: between others no merge goes."""
-        joined: set[str] = set()
-        for piece in self._ids:
-            text = piece.decode(errors="replace")
-            joined.update(text[at : at + 2] for at in range(len(text) - 1))
-        return joined
-
-    def _chunks(self, text: str) -> list[str]:
-        """Return the text cut where no piece reaches across: each part can be merged alone."""
-        joined, start, chunks = self._joined, 0, []
-        for at in range(1, len(text)):
-            if text[at - 1 : at + 1] not in joined:
-                chunks.append(text[start:at])
-                start = at
-        return [*chunks, text[start:]]
-
-    def _merge(self, text: str) -> list[int]:
-        """Merge the best pair again and again; a heap holds the pairs, a linked list the rest."""
-        pieces = self._pieces
-        tokens = [token for character in text for token in self._character(character)]
-        after = list(range(1, len(tokens) + 1))
-        before = list(range(-1, len(tokens) - 1))
-        heap: list[tuple[float, int, int, int, int]] = []
-
-        def push(left: int) -> None:
-            right = after[left]
-            if right >= len(tokens) or min(tokens[left], tokens[right]) < self._first_piece:
-                return
-            both = self._ids.get(pieces[tokens[left]] + pieces[tokens[right]])
-            if both is not None:
-                heapq.heappush(heap, (-self._scores[both], left, tokens[left], tokens[right], both))
-
-        for left in range(len(tokens)):
-            push(left)
-        while heap:
-            _, left, first, second, both = heapq.heappop(heap)
-            right = after[left]
-            # A pair that a better merge has taken apart since it was pushed.
-            if tokens[left] != first or right >= len(tokens) or tokens[right] != second:
-                continue
-            tokens[left], tokens[right] = both, -1
-            after[left] = after[right]
-            if after[right] < len(tokens):
-                before[after[right]] = left
-            push(left)
-            if before[left] >= 0:
-                push(before[left])
-        return [token for token in tokens if token >= 0]
-
-    def _character(self, character: str) -> list[int]:
-        data = character.encode(errors="replace")
-        whole = self._ids.get(data)
-        if whole is not None:
-            return [whole]
-        return [_BYTES + byte for byte in data] if self._has_bytes else [0]
 
 
 def _spellings(byte: int) -> tuple[bytes, ...]:

@@ -190,7 +190,7 @@ def check_source(
     folder = folder_if_here(source, revision)
     if folder is None:
         return
-    config, files = _folder_headers(folder)
+    config, files = folder_config(folder), WeightFiles(folder)
     model_class = class_of(config)
     shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
     with _making(model_class, str(folder)):
@@ -215,17 +215,19 @@ def outlined(
     folder = None if Path(source).is_file() else folder_if_here(source, revision)
     if folder is None:
         return None
-    config, _ = _folder_headers(folder)
-    model_class = class_of(config)
-    config._attn_implementation = None  # not a checkpoint's to say
-    with _making(model_class, str(folder)), torch.device("meta"):
-        model = model_class(config).eval().requires_grad_(False)
+    config = folder_config(folder)
+    WeightFiles(folder)
+    model = on_meta(config, class_of(config), str(folder)).eval().requires_grad_(False)
     own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
     return Loaded(model, own, known_architecture(model), str(source), _context(config))
 
 
-def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
-    """Return the configuration of a folder and its weight files."""
+def folder_config(folder: Path) -> "PreTrainedConfig":
+    """Return the configuration of a model's folder, whose numbers are those of a model.
+
+    Raises:
+        JomaError: There is none that the installed transformers knows.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -238,10 +240,9 @@ def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
             f"got {printable(contents['model_type'], 60)!r}"
         )
     with reading(lambda said: f"{folder}/config.json cannot be used ({said})"), quietly():
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    return config, WeightFiles(folder)
 
 
 _Contents = tuple["PreTrainedConfig", dict[str, Tensor], Tokenizer | None]
@@ -249,15 +250,15 @@ _Contents = tuple["PreTrainedConfig", dict[str, Tensor], Tokenizer | None]
 
 
 def _from_folder(folder: Path, with_tokenizer: bool) -> _Contents:
-    config, files = _folder_headers(folder)
+    config, files = folder_config(folder), WeightFiles(folder)
     check_checksums(folder)
     own = tokenizers.from_folder(folder) if with_tokenizer else None
     return config, files.mapped(), own
 
 
 def _from_gguf(path: Path, with_tokenizer: bool) -> _Contents:
-    header = read_header(path)
     with one_reader():
+        header = read_header(path)
         config, weights = read_gguf(path, header)
         own = tokenizers.from_gguf(path, header) if with_tokenizer else None
     return config, weights, own
@@ -294,6 +295,13 @@ def _making(model_class: Any, what: str) -> Iterator[None]:
     message = f"{what} cannot be made a {model_class.__name__}"
     with reading(lambda said: f"{message} ({said})"), quietly():
         yield
+
+
+def on_meta(config: "PreTrainedConfig", model_class: Any, what: str) -> nn.Module:
+    """Return a model without numbers, on the meta device; `what` is its name in errors."""
+    config._attn_implementation = None  # not a checkpoint's to say
+    with _making(model_class, what), torch.device("meta"):
+        return model_class(config)
 
 
 def _made(

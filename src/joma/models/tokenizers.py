@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -121,10 +121,8 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, text: str, special: bool) -> list[int]:
         text = text.encode(errors="replace").decode()  # lone surrogates cannot be encoded
-        with reading(lambda said: f"the tokenizer cannot encode the text ({said})"):
-            check_growth(self.tokenizer, text)
-            with quietly():  # a warning that no model takes a text that long
-                return list(self.tokenizer.encode(text, add_special_tokens=special))
+        with reading(lambda said: f"the tokenizer cannot encode the text ({said})"), quietly():
+            return list(self.tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -273,7 +271,8 @@ def _from_json(path: Path) -> Tokenizer:
 
     check_size(path)
     with reading(lambda said: f"{path} is no tokenizer ({said})"), quietly():
-        return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    return HuggingFaceTokenizer(_check_growth(tokenizer, str(path)))
 
 
 def _wrapped(what: str, folder: str, **options: str) -> Any:
@@ -290,71 +289,36 @@ def _wrapped(what: str, folder: str, **options: str) -> Any:
         )
     if not tokenizer.vocab_size:
         raise JomaError(f"the tokenizer of {what} is empty: files of it are missing; {other}")
+    return _check_growth(tokenizer, f"the tokenizer of {what}")
+
+
+_MOST_GROWTH = 200
+"""Letters that normalizers may make of one; those of known tokenizers make 36 at most."""
+
+
+def _check_growth(tokenizer: Any, what: str) -> Any:
+    """Return a tokenizer of transformers whose normalizers cannot make a text far longer."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    growth = 1.0 if normalizer is None else _growth(json.loads(normalizer.__getstate__()))
+    if growth > _MOST_GROWTH:
+        raise JomaError(f"{what} has normalizers that may make {growth:.3g} letters of one")
     return tokenizer
 
 
-_UNSUSPICIOUS = 64
-"""Up to this possible growth, normalizers are not tried on their own."""
-
-_MOST_GROWTH, _ALWAYS_ALLOWED = 50, 10_000
-"""A text may become so many times longer, and this many letters in any case."""
-
-_LETTERS_AT_ONCE = 1_000_000
-_UNICODE = 18
-"""Letters that a normal form of Unicode, the longest of any, makes of one."""
-
-
-def check_growth(tokenizer: Any, text: str) -> None:
-    """Raise JomaError where the normalizers of a tokenizer would make a text far longer.
-
-    Args:
-        tokenizer: Of transformers; one without normalizers of the tokenizers library passes.
-        text: The text that is about to be encoded.
-    """
-    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-    if normalizer is None:
-        return
-    parts = list(_parts(normalizer))
-    if math.prod(growth for _, growth in parts) <= _UNSUSPICIOUS:
-        return
-    limit = _ALWAYS_ALLOWED + _MOST_GROWTH * len(text)
-    for part, growth in parts:
-        length = int(_LETTERS_AT_ONCE / growth)
-        if length < 1:
-            raise JomaError(
-                f"the tokenizer has a normalizer that may make {growth:.0f} letters of one"
-            )
-        pieces, total = [], 0
-        for start in range(0, len(text), length):
-            pieces.append(part.normalize_str(text[start : start + length]))
-            total += len(pieces[-1])
-            if total > limit:
-                raise JomaError(
-                    f"the tokenizer's normalizers make a text more than {_MOST_GROWTH} times longer"
-                )
-        text = "".join(pieces)
-
-
-def _parts(normalizer: Any) -> Iterator[tuple[Any, float]]:
-    """Yield the single normalizers, and how many letters each can make of one."""
-    state = json.loads(normalizer.__getstate__())
-    if state["type"] == "Sequence":
-        for index in range(len(state["normalizers"])):
-            yield from _parts(normalizer[index])
-    else:
-        yield normalizer, max(1.0, _growth(state))
-
-
 def _growth(state: dict[str, Any]) -> float:
+    """Return how many letters a normalizer can make of one, where that is its file's to say."""
     kind = state["type"]
+    if kind == "Sequence":
+        return math.prod(map(_growth, state["normalizers"]))
     if kind == "Replace":
         replaced = len(state["pattern"].get("String", ""))
         # A regular expression may match between any two letters.
-        return len(state["content"]) / replaced if replaced else 1 + len(state["content"])
+        grown = len(state["content"]) / replaced if replaced else 1 + len(state["content"])
+        return max(1.0, grown)
     if kind == "Prepend":
         return 1 + len(state["prepend"])
     if kind == "Precompiled":
         table = base64.b64decode(state.get("precompiled_charsmap") or "")
         start = 4 + int.from_bytes(table[:4], "little")
-        return max(map(len, table[start:].split(b"\0")), default=1)
-    return _UNICODE if kind.startswith("NF") else 4
+        return max(1, *map(len, table[start:].split(b"\0")))
+    return 1.0

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from joma.common.sharded import local
 from joma.errors import JomaError
-from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas
+from joma.kernels.moments import SMALL, adamw_step, check_betas, make_moments
+from joma.optim.typed_state import TypedStateOptimizer
 
 
 class AdamW8bit(TypedStateOptimizer):
     """AdamW (Loshchilov and Hutter, 2019) whose moments take one byte each.
 
-    Parameters with fewer than 4,096 numbers keep theirs in full. `joma.optim.blockwise` says how
+    Parameters with fewer than 4,096 numbers keep theirs in full. `joma.kernels.eight_bits` says how
     moments are rounded.
 
     Args:
@@ -52,19 +52,22 @@ class AdamW8bit(TypedStateOptimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 number += 1
-                if parameter.grad is not None:
-                    self._move(parameter, group, number)
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    raise JomaError(
+                        "AdamW8bit needs dense gradients; build embeddings with sparse=False"
+                    )
+                if parameter is not local(parameter):
+                    raise JomaError(
+                        "AdamW8bit takes whole parameters; GaLoreAdamW takes those of FSDP2"
+                    )
+                state = self.state[parameter]
+                dtype = None if parameter.numel() >= SMALL else torch.float32
+                make_moments(state, parameter.shape, parameter.device, dtype)
+                seed = (self.seed + int(state["moment_step"])) * 1_000_003 + number
+                adamw_step(parameter, state, parameter.grad, group, seed)
         return loss
-
-    def _move(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
-        if parameter.grad is None or parameter.grad.is_sparse:
-            raise JomaError("AdamW8bit needs dense gradients; build embeddings with sparse=False")
-        if parameter is not local(parameter):
-            raise JomaError("AdamW8bit takes whole parameters; GaLoreAdamW takes those of FSDP2")
-        state = self.state[parameter]
-        dtype = None if parameter.numel() >= SMALL else torch.float32
-        seed = (self.seed + int(state.get("moment_step", 0))) * 1_000_003 + number
-        adamw_step(parameter, parameter.grad, state, group, dtype, seed=seed)
 
 
 OPTIMIZERS = {"adamw-8bit": AdamW8bit}

@@ -16,8 +16,8 @@ import torch
 
 from joma.common.checks import check_known
 from joma.errors import JomaError
-from joma.optim.protocol import Optimizer
 from joma.optim.stacked import Stacked
+from joma.optim.state import Optimizer
 
 Factory = Callable[..., Optimizer]
 

@@ -4,13 +4,36 @@ Checkpoints are safetensors files with a JSON header: nothing is pickled.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.optim.protocol import Optimizer
+
+
+class Optimizer(Protocol):
+    """The part of `torch.optim.Optimizer` that a training needs.
+
+    The state may have tensors of any shape, numbers, texts, and lists and mappings of them.
+    """
+
+    def step(self) -> Any:
+        """Move the parameters by their gradients."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return all that decides how the parameters move next."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Return to a state that `state_dict` gave."""
+        ...
+
 
 _STORED_AS = {
     torch.bfloat16: torch.int16,

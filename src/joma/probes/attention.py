@@ -12,7 +12,6 @@ Entropies are right to 10⁻⁴ however peaked the rows are.
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,13 +20,9 @@ from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.kernels.choice import DoesNotFitError, has_kernels, warn_once
-from joma.probes import _attention_blocked, _attention_few, _attention_written, _checks
+from joma.kernels.attention import row_statistics
+from joma.probes import _checks
 
-FEW = 2**13
-"""So few scores are not worth a kernel, which must be compiled once and loaded by each process."""
-WRITTEN_OUT = 2**22
-"""Up to so many scores a GPU writes out where no kernel takes them: 32 MiB."""
 _NOTHING_TO_SWITCH_OFF = nullcontext()
 
 
@@ -118,7 +113,7 @@ def attention_statistics(
     if not (q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0]):
         q, k = _of_one_batch(q, lead), _of_one_batch(k, lead)
     with _without_autocast(q.device.type):  # all that was given is cut from its graph
-        found = _measure(q, k, options)
+        found = row_statistics(q, k, **options)
     if alone or len(lead) != 1:
         shape = () if alone else whole[:-2]
         found = [part if part is None else part.reshape(*shape, part.shape[-1]) for part in found]
@@ -267,62 +262,9 @@ def _over_rows(values: Tensor) -> Tensor:
     return values.sum((0, 2), dtype=torch.float64)
 
 
-def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_blocked.Result:
-    """The statistics by what is fastest for these."""
-    found, rows = None, options["rows_BT"]
-    if rows is not None:  # a NaN in one that is not real would reach what keys receive
-        query = query.masked_fill(~rows[:, None, :, None], 0)
-    if query.is_cuda:
-        scores = query.shape[:3].numel() * key.shape[2]
-        kernel = _kernel(query, key, options["mask_BHTS"]) if scores > FEW else None
-        if kernel is not None:
-            try:
-                return kernel.statistics(query, key, **options)
-            except DoesNotFitError as error:
-                warn_once(
-                    f"attention statistics cannot be computed by a kernel ({error}); torch's "
-                    "operations are slower"
-                )
-        if 0 < scores <= WRITTEN_OUT:
-            found = _attention_written.statistics(query, key, **options)
-    if found is None and options["window"] is not None:
-        key = _seen_keys(query, key, options)
-    if found is None and query.is_cpu:
-        found = _attention_few.statistics(query, key, **options)
-    if found is None:
-        found = _attention_blocked.statistics(query, key, **options)
-    if rows is not None:  # queries that are not real see no key; what keys receive stays
-        found[:4] = [
-            None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
-            for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
-        ]
-    return found
-
-
-def _seen_keys(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
-    """The keys without those before every query's window; options are cut likewise."""
-    before = key.shape[2] - query.shape[2] - options["window"] + 1
-    if before <= 0 or options["first"] is not None or options["received"]:
-        return key
-    for name in ("padding_BS", "mask_BHTS"):
-        if options[name] is not None:
-            options[name] = options[name][..., before:]
-    return key[:, :, before:]
-
-
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
     on = torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else _NOTHING_TO_SWITCH_OFF
-
-
-def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> ModuleType | None:
-    """The kernel for a GPU where there is one that takes these."""
-    if not has_kernels(query_BHTD.device):
-        return None
-    from joma.probes import _attention_kernel  # Triton comes with torch's CUDA builds alone
-
-    takes = _attention_kernel.takes(query_BHTD, key_BHSD, mask_BHTS)
-    return _attention_kernel if takes else None
 
 
 def _fitting(q: Tensor, k: Tensor) -> tuple[int, ...]:

@@ -2,22 +2,18 @@
 
 A number is a pure function of (seed, stream name, step, place), after Salmon, Moraes, Dror and
 Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). So an ensemble member draws the same
-numbers alone and among others, on a CPU and on a GPU, and a run resumes from its step alone: there
-is no state to save. Everything here can be captured in a CUDA graph with the step as a tensor that
-counts on the device. On a GPU the first words that a process draws should not be captured: whether
-Triton's kernel may draw them is then tried.
+numbers alone and among others, and a run resumes from its step alone: there is no state to save.
+Everything here can be captured in a CUDA graph with the step as a tensor that counts on the device.
 """
 
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.kernels.choice import has_kernels, waiting_allowed
 
 __all__ = ["integers", "normal", "seed_tensor", "uniform", "words"]
 
@@ -28,8 +24,6 @@ _WORD = 0xFFFFFFFF
 # Counter blocks computed at once: on a CPU the temporaries stay in the cache, on a GPU a hundred
 # megabytes of them keep it busy.
 _BLOCKS_AT_ONCE = {"cpu": 2**15, "cuda": 2**21}
-_KERNELS: dict[torch.device, ModuleType | None] = {}
-"""What makes words on each GPU; None where torch's operations do."""
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
@@ -59,8 +53,7 @@ def words(seeds_E: Tensor, stream: str, step: int | Tensor, n: int) -> Tensor:
     Returns:
         Shape (E, n), int64, values from 0 to 2³² − 1.
     """
-    _check(seeds_E, step, n)
-    return _words(seeds_E, stream, step, 0, -(-n // 4))[:, :n].contiguous()
+    return _converted(seeds_E, stream, step, n, torch.int64, 1, lambda drawn: drawn)
 
 
 def uniform(
@@ -118,10 +111,7 @@ def integers(
     """
     if not 1 <= below < 2**31:
         raise JomaError(f"below must be from 1 to 2**31 - 1, got {below}")
-    drawn = words(seeds_E, stream, step, n)
-    drawn *= below
-    drawn >>= 32
-    return drawn
+    return _converted(seeds_E, stream, step, n, torch.int64, 1, lambda drawn: drawn * below >> 32)
 
 
 def _uniform_single(words: Tensor) -> Tensor:
@@ -155,7 +145,8 @@ def _converted(
     _check(seeds_E, step, n)
     out_En = torch.empty(seeds_E.shape[0], n, dtype=dtype, device=seeds_E.device)
     blocks = -(-n * words_each // 4)
-    at_once = _at_once(seeds_E, blocks)
+    most = max(1, _BLOCKS_AT_ONCE.get(seeds_E.device.type, 2**21) // seeds_E.shape[0])
+    at_once = -(-blocks // -(-blocks // most))  # in parts of about the same size
     for first in range(0, blocks, at_once):
         last = min(first + at_once, blocks)
         part = out_En[:, first * 4 // words_each : last * 4 // words_each]
@@ -163,59 +154,17 @@ def _converted(
     return out_En
 
 
-def _at_once(seeds_E: Tensor, blocks: int) -> int:
-    """How many blocks for each member to compute at once, in parts of about the same size."""
-    most = max(1, _BLOCKS_AT_ONCE.get(seeds_E.device.type, 2**21) // seeds_E.shape[0])
-    parts = -(-blocks // most)
-    return -(-blocks // parts)
-
-
 def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: int) -> Tensor:
     """The words of the blocks from first to last − 1, shape (E, 4·blocks)."""
-    kernel = _kernel(seeds_E.device) if has_kernels(seeds_E.device) else None
-    make = _words_of_torch if kernel is None else kernel.words
-    return make(seeds_E, zlib.crc32(stream.encode()), step, first, last)
-
-
-def _words_of_torch(
-    seeds_E: Tensor, stream: int, step: int | Tensor, first: int, last: int
-) -> Tensor:
     members, blocks, device = seeds_E.shape[0], last - first, seeds_E.device
     keys_r2E1 = _round_keys(seeds_E)
     if isinstance(step, Tensor) and step.ndim:
         step = step.unsqueeze(-1)
-    counter = stream, step & _WORD, (step >> 32) & _WORD
-    at_once = _at_once(seeds_E, blocks)
-    space = torch.empty(3, 2, members, at_once, dtype=torch.int64, device=device)
+    counter = zlib.crc32(stream.encode()), step & _WORD, (step >> 32) & _WORD
+    space_32Eb = torch.empty(3, 2, members, blocks, dtype=torch.int64, device=device)
     out_Eb4 = torch.empty(members, blocks, 4, dtype=torch.int64, device=device)
-    for start in range(0, blocks, at_once):
-        part_Eb4 = out_Eb4[:, start : start + at_once]
-        _philox(keys_r2E1, first + start, *counter, space[..., : part_Eb4.shape[1]], part_Eb4)
+    _philox(keys_r2E1, first, *counter, space_32Eb, out_Eb4)
     return out_Eb4.flatten(1)
-
-
-def _kernel(device: torch.device) -> ModuleType | None:
-    """Return what makes words on a GPU in one launch, where it makes the same as torch."""
-    if device not in _KERNELS:
-        if torch.cuda.is_current_stream_capturing():
-            return None  # what a trial does could not be captured
-        _KERNELS[device] = _tried_kernel(device)
-    return _KERNELS[device]
-
-
-def _tried_kernel(device: torch.device) -> ModuleType | None:
-    try:  # Triton may be missing, or the C compiler that it needs
-        from joma.random import _words_kernel
-
-        seeds = torch.tensor([-3, 2**40 + 5], device=device)
-        for stream in (2**31 - 1, 2**32 - 1):  # integers of 32 and of 64 bits for Triton
-            place = seeds, stream, 2**33 + 7, 0, 5
-            with waiting_allowed(device):
-                if not torch.equal(_words_kernel.words(*place), _words_of_torch(*place)):
-                    return None
-    except Exception:
-        return None
-    return _words_kernel
 
 
 def _round_keys(seeds_E: Tensor) -> Tensor:

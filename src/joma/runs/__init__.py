@@ -10,14 +10,20 @@ writing, resuming, listing and comparing such folders; no mathematics, no drawin
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, GivenUpError, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
-from joma.runs._curves import Curve, curves_of, loss_curves
-from joma.runs._findings import RecordedFindings, read_findings
 from joma.runs._folder import check_out, check_restart, is_damaged_run, is_locked, is_run
-from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
-from joma.runs._read import TableKind, read
+from joma.runs._read import Curve, TableKind, curves_of, loss_curves, read
 from joma.runs._run import Existing, Run, default_folder
-from joma.runs._state import RunCondition, RunState, condition_of, state_of
+from joma.runs._state import (
+    RecordedFindings,
+    RunCondition,
+    RunState,
+    RunSummary,
+    condition_of,
+    list_runs,
+    read_findings,
+    state_of,
+)
 
 __all__ = [
     "Checkpoint",

@@ -5,8 +5,7 @@ loaded is what was saved or nothing. Nothing is ever unpickled.
 
 The files have the format of safetensors, which reads them, but are written here: the library would
 copy all arrays while no other thread runs. It also writes several entries of metadata in no fixed
-order, so there is one, whose value is the checksum followed by everything else as JSON. Older files
-have "step" and "about" as entries of their own; their checksum stands in the same place.
+order, so there is one, whose value is the checksum followed by everything else as JSON.
 """
 
 import hashlib
@@ -263,11 +262,7 @@ def _load(path: Path, step: int) -> Checkpoint:
         _check(file)
     try:
         with safe_open(path, framework="np") as content:
-            record: dict[str, Any] = content.metadata()
-            if rest := record[_KEY][_CHECKSUM_BYTES:]:
-                record = json.loads(rest)
-            else:  # of an older version
-                record["about"] = json.loads(record["about"])
+            record: dict[str, Any] = json.loads(content.metadata()[_KEY][_CHECKSUM_BYTES:])
             inside, about = int(record["step"]), dict(record["about"])
             arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -115,10 +115,6 @@ def is_damaged_run(path: Path) -> bool:
             return not _is_unused(path)
     except (OSError, JomaError):
         pass
-    try:
-        json_files.read(path / ENVIRONMENT)
-    except JomaError:  # of an older version, which had no manifest
-        return (path / ENVIRONMENT).exists() and (path / "metrics").is_dir()
     return False
 
 

@@ -4,8 +4,8 @@
 Parts and checkpoints carry their own checksums, and are not listed one by one.
 
 A file's new checksum is listed before the file is written, next to the one it has. So a kill at any
-moment leaves a file that matches. A folder of an older version has no manifest and gets none; what
-is in it is read without being verified.
+moment leaves a file that matches. Somebody who edited a file on purpose deletes the manifest; what
+is in the folder is then read without being verified.
 """
 
 import hashlib

@@ -57,14 +57,8 @@ class LogPart:
 
     def read(self) -> Any:
         """Return the table in the file."""
-        import pyarrow
-
         table, has_checksum = _tables.decode(self.path, read_file(self.path))
         own = _tables.schema()
-        if not has_checksum and table.schema.names == [n for n in own.names if n != "kind"]:
-            has_checksum = True  # of an older version, which had neither
-            kinds = pyarrow.nulls(table.num_rows, own.field("kind").type)
-            table = table.add_column(own.get_field_index("kind"), own.field("kind"), kinds)
         if not table.schema.equals(own):
             columns = ", ".join(table.schema.names)
             raise JomaError(f"{self.path} is not a metrics log: its columns are {columns}")

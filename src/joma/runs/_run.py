@@ -43,6 +43,9 @@ _PACKAGES = ("numpy", "scipy", "torch", "matplotlib")
 
 DEFAULT_ROOT = Path("runs")
 
+_OLDER = ("0.1.", "0.2.")
+"""Versions whose folders are refused."""
+
 _NAME = re.compile(r"\w[\w.+-]*")
 
 Existing = Literal["refuse", "next", "restart"]
@@ -178,6 +181,8 @@ class Run:
         config, around = run._read_json(CONFIG), run._read_json(ENVIRONMENT)
         _check_config(path / CONFIG, config)
         _check_environment(path / ENVIRONMENT, around)
+        if str(around.get("joma")).startswith(_OLDER):
+            raise JomaError(f"{path} was written by joma {around['joma']}, which only that reads")
         return cls(path, config, around)
 
     @contextmanager
@@ -257,7 +262,7 @@ class Run:
     def verified(self) -> bool:
         """Whether everything in the folder has a checksum, which is checked whenever it is read.
 
-        False for a run folder of an older version, or one that files were added to.
+        False for a run folder without a manifest, or one that files were added to.
         """
         contents = self.manifest.read()
         return contents is not None and self._own_files() <= contents.files.keys()

@@ -1,10 +1,9 @@
 """The web server behind `joma serve`: run folders in the browser, while they are being written.
 
-`application` makes the Starlette application and `RunServer` runs it. One watcher polls the
-folders for all readers, a view is computed once for each version of a run, and everything is
-read-only: the server never writes to a run folder and never holds its lock. What may live here is
-finding runs, serving what `joma.report` draws, telling browsers what changed, and refusing
-requests; no drawing and no mathematics.
+`application` makes the Starlette application and `RunServer` runs it. Everything is read-only: the
+server never writes to a run folder and never holds its lock. What may live here is finding runs,
+serving what `joma.report` draws, telling browsers what changed, and refusing requests; no drawing
+and no mathematics.
 
 This room needs the extra `serve` (Starlette and uvicorn).
 """

@@ -2,27 +2,26 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from joma.errors import JomaError
-from joma.server import _views
-from joma.server._cache import Answer, AnswerCache
-from joma.server._events import EventHub
+from joma.server import _pages
 from joma.server._guard import Guard
-from joma.server._table import RunTable, ServedRun
-from joma.server._watching import Watcher
+from joma.server._runs import RunTable, ServedRun
 
 _logger = logging.getLogger(__name__)
 
@@ -30,11 +29,17 @@ MOST_COMPARED = 50
 """Most runs on one page."""
 
 _START = secrets.token_hex(4)
-"""Part of every ETag: another start may count otherwise, and be of another version of joma."""
+"""Part of every ETag and event id: another start of the server counts changes anew."""
 
-_FIRST_SEARCH_SECONDS = 5.0
-_LARGE = 1 << 16
-_HTML = "text/html; charset=utf-8"
+_CHECK_SECONDS = 0.5
+"""How often the folders are checked, unless that would take more than a tenth of the time."""
+
+_POLL_SECONDS = 0.2
+_HEARTBEAT_SECONDS = 15.0
+_RECENT_SECONDS = 60.0
+"""A new event stream begins with the changes of this time: its page was made a moment before."""
+
+_MOST_ANSWERS = 64
 
 
 def application(
@@ -53,229 +58,164 @@ def application(
             localhost, 127.0.0.1 and [::1]; without a port.
     """
     roots = [runs] if isinstance(runs, Path | str) else list(runs)
-    return _Server([Path(root) for root in roots]).application(token, allowed_hosts)
+    server = _Pages(RunTable([Path(root) for root in roots]))
+    guard = Middleware(Guard, token=token, allowed_hosts=allowed_hosts)
+    app = Starlette(
+        routes=[
+            Route("/", server.list),
+            Route("/runs/{id}", server.run),
+            Route("/compare", server.compare),
+            Route("/laboratory", server.laboratory),
+            Route("/api/runs", server.list_data),
+            Route("/api/runs/{id}", server.run_data),
+            Route("/api/events", server.events),
+            Route("/healthz", lambda _: PlainTextResponse("ok\n")),
+            Route("/favicon.ico", lambda _: Response(status_code=204)),
+        ],
+        middleware=[guard, Middleware(GZipMiddleware, compresslevel=5)],
+        exception_handlers={HTTPException: _answer_error, Exception: _answer_defect},
+        lifespan=server.lifespan,
+    )
+    app.router.redirect_slashes = False  # would send absolute addresses, which proxies break
+    app.state.close_streams = server.closing.set
+    return app
 
 
-class _Server:
-    """What the requests of one application share."""
+class _Pages:
+    """Answers the requests of one application."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        self.table = RunTable(roots)
-        self.cache = AnswerCache()
-        self.lists = AnswerCache()  # quickly made, and not to wait for what is not
-        self.hub = EventHub()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._renewing: dict[str, asyncio.Task[None]] = {}
-
-    def application(self, token: str | None, allowed_hosts: Collection[str]) -> Starlette:
-        routes = [
-            Route("/", self.show_list),
-            Route("/runs/{id}", self.show_run),
-            Route("/compare", self.show_comparison),
-            Route("/laboratory", self.show_laboratory),
-            Route("/api/runs", self.send_list),
-            Route("/api/runs/{id}", self.send_run),
-            Route("/api/events", self.send_events),
-            Route("/healthz", self.send_health),
-            Route("/favicon.ico", self.send_nothing),
-        ]
-        app = Starlette(
-            routes=routes,
-            middleware=[Middleware(Guard, token=token, allowed_hosts=allowed_hosts)],
-            exception_handlers={HTTPException: _answer_error, Exception: _answer_defect},
-            lifespan=self.lifespan,
-        )
-        app.router.redirect_slashes = False  # would send absolute addresses, which proxies break
-        app.state.close_streams = self.hub.close
-        return app
+    def __init__(self, table: RunTable) -> None:
+        self.table = table
+        self.closing = asyncio.Event()
+        self._answers: OrderedDict[tuple[str, ...], tuple[str, asyncio.Task[bytes]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Watch the folders while the application runs."""
-        self._loop = asyncio.get_running_loop()
-        watcher = Watcher(self.table, self._hear)
-        await asyncio.gather(
-            asyncio.to_thread(watcher.start, _FIRST_SEARCH_SECONDS),
-            asyncio.to_thread(_views.prepare),
-        )
+        await asyncio.to_thread(self.table.update)
+        watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
-            self.hub.close()
-            for task in list(self._renewing.values()):
-                task.cancel()
-            await asyncio.to_thread(watcher.stop)
-            self.cache.close()
-            self.lists.close()
+            self.closing.set()
+            watching.cancel()
 
-    def _hear(self, changed: list[str]) -> None:
-        """Pass changes from the watcher's thread to the event loop."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(self._take, changed)
+    async def _watch(self) -> None:
+        while True:
+            start = time.monotonic()
+            try:
+                await asyncio.to_thread(self.table.update)
+            except Exception:  # a defect must not end the watching of all other runs
+                _logger.exception("watching the run folders failed; trying again")
+            await asyncio.sleep(max(_CHECK_SECONDS, 9 * (time.monotonic() - start)))
 
-    def _take(self, changed: list[str]) -> None:
-        """Announce changes: of a run that somebody reads, as soon as its new data is ready."""
-        self.lists.outdate("list page")
-        for id in changed:
-            run = self.table.get(id)
-            self.cache.outdate(id)
-            if run is None:
-                self.cache.forget(id)
-                self.hub.announce(id, None, self.table.number)
-            elif not self.cache.is_wanted(("data", id)):
-                self.cache.forget(id)
-                self.hub.announce(id, run.version, run.number)
-            elif id not in self._renewing:
-                self._renewing[id] = asyncio.create_task(self._renew(id))
-
-    async def _renew(self, id: str) -> None:
-        """Compute the data of a run until it is that of the present version; announce each."""
-        version, make = self._data(id)
-        shown = None
+    async def _made(self, key: tuple[str, ...], version: str, make: Callable[[], bytes]) -> bytes:
+        """Return an answer, made once for each version in a thread."""
+        known, task = self._answers.get(key, ("", None))
+        if task is None or known != version:
+            task = asyncio.create_task(asyncio.to_thread(make))
+        self._answers[key] = version, task
+        self._answers.move_to_end(key)
+        while len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
         try:
-            while shown != version():
-                shown = (await self.cache.renew(("data", id), version, make)).version
-                self.hub.announce(id, shown, self._known(id).number)
-        except _GoneError:
-            pass  # announced when it was noticed
+            return await asyncio.shield(task)
         except Exception:
-            _logger.exception("computing what is shown of run %s failed", id)
-        finally:
-            del self._renewing[id]  # in the same moment: the next change begins another one
+            self._answers.pop(key, None)
+            raise
 
-    def _data(self, id: str) -> tuple[Callable[[], str], Callable[[], bytes]]:
-        """Return how to get the version of a run, and what is shown of it."""
-        return lambda: self._known(id).version, lambda: _views.payload(self._known(id))
+    async def _payload(self, run: ServedRun) -> bytes:
+        return await self._made(("data", run.id), run.version, lambda: _pages.payload(run))
 
-    def _known(self, id: str) -> ServedRun:
+    async def _page(self, request: Request, ids: Sequence[str], home: str) -> Response:
+        runs = [self._find(id) for id in ids]
+        version = "-".join(run.version for run in runs)
+        payloads = [await self._payload(run) for run in runs]
+        page = await self._made(("page", *ids), version, lambda: _pages.run_page(payloads, home))
+        return _answer(request, page, version, _pages.run_policy())
+
+    def _find(self, id: str) -> ServedRun:
         run = self.table.get(id)
-        if run is None:
-            raise _GoneError(id)
-        return run
+        if run is not None:
+            return run
+        if self.table.is_removed(id):
+            raise HTTPException(410, "The folder of this run was removed.")
+        raise HTTPException(404, "There is no run of this id.")
 
-    async def _payload(self, id: str) -> Answer:
-        return await self.cache.get(("data", id), *self._data(id), or_before=True)
-
-    async def _page(self, key: tuple[str, ...], ids: Sequence[str], home: str) -> Answer:
-        """Return the page of some runs; `home` is the address of their list, relative to it."""
-        answers = [await self._payload(id) for id in ids]
-        version = "-".join(answer.version for answer in answers)
-
-        def make() -> bytes:
-            return _views.run_page([answer.body() for answer in answers], home)
-
-        return await self.cache.get(key, lambda: version, make, or_before=True)
-
-    async def show_list(self, request: Request) -> Response:
+    async def list(self, request: Request) -> Response:
         """Answer `/`: the list of runs."""
         number = str(self.table.number)
-        answer = await self.lists.get(
-            ("list page",),
-            lambda: number,
-            lambda: _views.list_page(self.table.runs()),
-            or_before=True,  # its stream begins with the changes of the last minute
-        )
-        return await _answer(request, answer, _HTML, policy=_views.list_policy())
+        page = await self._made(("list",), number, lambda: _pages.list_page(self.table.runs()))
+        return _answer(request, page, number, _pages.list_policy())
 
-    async def show_run(self, request: Request) -> Response:
+    async def run(self, request: Request) -> Response:
         """Answer `/runs/ID`: what a run measured."""
-        run = self._find(request.path_params["id"])
-        answer = await self._page(("page", run.id), [run.id], "../")
-        return await _answer(request, answer, _HTML, policy=_views.run_policy())
+        return await self._page(request, [request.path_params["id"]], "../")
 
-    async def show_comparison(self, request: Request) -> Response:
+    async def compare(self, request: Request) -> Response:
         """Answer `/compare?run=A&run=B`: several runs next to each other."""
         ids = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 1 <= len(ids) <= MOST_COMPARED:
             raise HTTPException(
                 400, f"Name between 1 and {MOST_COMPARED} runs, as /compare?run=ID&run=ID does."
             )
-        for id in ids:
-            self._find(id)
-        answer = await self._page(("comparison", *ids), ids, "./")
-        return await _answer(request, answer, _HTML, policy=_views.run_policy())
+        return await self._page(request, ids, "./")
 
-    async def show_laboratory(self, request: Request) -> Response:
+    async def laboratory(self, request: Request) -> Response:
         """Answer `/laboratory`."""
-        answer = await self.cache.get(("laboratory",), lambda: "1", _views.laboratory_page)
-        return await _answer(request, answer, _HTML, policy=_views.laboratory_policy())
+        page = await self._made(("laboratory",), "1", _pages.laboratory_page)
+        return _answer(request, page, "1", _pages.policy(page))
 
-    async def send_list(self, request: Request) -> Response:
+    async def list_data(self, request: Request) -> Response:
         """Answer `/api/runs`: the list of runs as JSON."""
         number = str(self.table.number)
-        answer = await self.lists.get(
-            ("list",), lambda: number, lambda: _views.run_list(self.table.runs())
-        )
-        return await _answer(request, answer, "application/json")
+        made = await self._made(("runs",), number, lambda: _pages.run_list(self.table.runs()))
+        return _answer(request, made, number)
 
-    async def send_run(self, request: Request) -> Response:
+    async def run_data(self, request: Request) -> Response:
         """Answer `/api/runs/ID`: what a run measured, as JSON."""
         run = self._find(request.path_params["id"])
-        return await _answer(request, await self._payload(run.id), "application/json")
+        return _answer(request, await self._payload(run), run.version)
 
-    async def send_events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         """Answer `/api/events`: a stream of changes."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        try:
-            stream = self.hub.open(request.headers.get("last-event-id"))
-        except JomaError as error:
-            raise HTTPException(503, f"{error}.") from error
+        stream = self._changes(request.headers.get("last-event-id", ""))
         headers = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    async def send_health(self, request: Request) -> Response:
-        """Answer `/healthz`."""
-        return PlainTextResponse("ok\n")
-
-    async def send_nothing(self, request: Request) -> Response:
-        """Answer `/favicon.ico`, which browsers ask for by themselves."""
-        return Response(status_code=204)
-
-    def _find(self, id: str) -> ServedRun:
-        run = self.table.get(id)
-        if run is not None:
-            return run
-        raise (
-            _GoneError(id)
-            if self.table.name_of_removed(id) is not None
-            else HTTPException(404, "There is no run of this id.")
-        )
-
-
-class _GoneError(HTTPException):
-    """A run whose folder was removed while it was served."""
-
-    def __init__(self, id: str) -> None:
-        super().__init__(410, "The folder of this run was removed.")
-        self.id = id
+    async def _changes(self, last_id: str) -> AsyncIterator[bytes]:
+        """Yield server-sent events: changes after the one that the reader saw last."""
+        start, _, number = last_id.partition("-")
+        known = start == _START and number.isdecimal() and len(number) < 20
+        seen, since = int(number) if known else 0, 0.0
+        if not last_id:
+            since = time.monotonic() - _RECENT_SECONDS
+        yield b"retry: 1000\n\n"
+        quiet = 0.0
+        while not self.closing.is_set():
+            for id, change in self.table.changes(seen, since):
+                data = json.dumps({"run": id, "version": change.version})
+                yield f"id: {_START}-{change.number}\nevent: change\ndata: {data}\n\n".encode()
+                seen, quiet = change.number, 0.0
+            if quiet >= _HEARTBEAT_SECONDS:  # so that no proxy closes the stream
+                yield b": still here\n\n"
+                quiet = 0.0
+            await asyncio.sleep(_POLL_SECONDS)
+            quiet += _POLL_SECONDS
 
 
-async def _answer(
-    request: Request, answer: Answer, media_type: str, policy: str | None = None
-) -> Response:
-    """Return an answer of the cache: not at all if the reader has it, compressed if possible."""
-    headers = {"etag": f'W/"{_START}-{answer.version}"'}
+def _answer(request: Request, body: bytes, version: str, policy: str | None = None) -> Response:
+    """Return a page (with its policy) or JSON; without a body if the reader has it already."""
+    headers = {"etag": f'W/"{_START}-{version}"'}
     if policy is not None:
         headers["content-security-policy"] = policy
-    known = request.headers.get("if-none-match", "")
-    if headers["etag"] in (tag.strip() for tag in known.split(",")):
+    tags = request.headers.get("if-none-match", "").split(",")
+    if headers["etag"] in (tag.strip() for tag in tags):
         return Response(status_code=304, headers=headers)
-    if _takes_gzip(request.headers.get("accept-encoding", "")):
-        headers["content-encoding"] = "gzip"
-        return Response(answer.compressed, media_type=media_type, headers=headers)
-    small = answer.size < _LARGE
-    body = answer.body() if small else await asyncio.to_thread(answer.body)
+    media_type = "application/json" if policy is None else "text/html; charset=utf-8"
     return Response(body, media_type=media_type, headers=headers)
-
-
-def _takes_gzip(accepted: str) -> bool:
-    for coding in accepted.lower().split(","):
-        name, _, quality = coding.partition(";")
-        if name.strip() in ("gzip", "*"):
-            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -285,15 +225,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{error.detail}\n", status_code=error.status_code)
     depth = max(request.url.path.count("/") - 1, 0)
     title = HTTPStatus(error.status_code).phrase.capitalize()
-    page = _views.message_page(title, error.detail, "../" * depth or "./")
-    headers = {"content-security-policy": _views.policy(page)}
+    page = _pages.message_page(title, error.detail, "../" * depth or "./")
+    headers = {"content-security-policy": _pages.policy(page)}
     return Response(page, error.status_code, headers, media_type="text/html")
 
 
 async def _answer_defect(request: Request, error: Exception) -> Response:
     return PlainTextResponse("This is a defect of joma.\n", status_code=500)
-
-
-def close_streams(app: Any) -> None:
-    """End the event streams of an application, so that its server can stop at once."""
-    app.state.close_streams()

@@ -9,49 +9,29 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Sequence
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from collections.abc import Collection
+from urllib.parse import urlencode, urlsplit
 
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from joma.server._pages import policy
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser reaches this machine, or a port that is forwarded to it."""
 
-LONGEST_TARGET = 4096
-"""Most bytes of a path with its query; the longest the pages make compare fifty runs."""
-
-_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[0-9A-Za-z._-]+)(:(?P<port>\d{1,5}))?")
-
-
-def content_policy(script: Sequence[str] = (), style: Sequence[str] = ()) -> str:
-    """Return a Content-Security-Policy: the page may ask its own server, and load nothing else.
-
-    Args:
-        script: Hashes of the scripts that may run.
-        style: Hashes of the style sheets that apply.
-    """
-    return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        f"connect-src 'self'; img-src data: blob:; script-src {_or_none(script)}; "
-        f"style-src {_or_none(style)}"
-    )
-
-
-def _or_none(sources: Sequence[str]) -> str:
-    return " ".join(sources) or "'none'"
-
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[0-9A-Za-z._-]+)(:\d{1,5})?")
 
 _HEADERS = {
-    "content-security-policy": content_policy(),
+    "content-security-policy": policy(b""),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "private, no-cache",
-    "vary": "Accept-Encoding, Cookie",
 }
 
 
@@ -77,53 +57,36 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
         if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (name.encode(), value.encode())
-                        for name, value in _HEADERS.items()
-                        if name.encode() not in given
-                    ),
-                ]
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.add_vary_header("Cookie")
             await send(message)
 
-        answer = self._refusal(scope)
-        await (answer or self._app)(scope, receive, send_guarded)
+        await (self._refusal(Request(scope)) or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that does not pass, None for one that does."""
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope["query_string"])
-        if scope["http_version"] not in ("1.0", "1.1"):
-            return _refuse(505, "Only HTTP/1.1 is answered.")
-        if scope["method"] not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             return _refuse(405, "Only GET and HEAD are answered.", {"allow": "GET, HEAD"})
-        if "transfer-encoding" in headers or headers.get("content-length", ["0"]) != ["0"]:
-            return _refuse(413, "A request must not have a body.", {"connection": "close"})
-        if target > LONGEST_TARGET:
-            return _refuse(414, f"A request may have at most {LONGEST_TARGET} bytes.")
-        if not self._is_allowed(headers.get("host", [])):
+        if not self._is_allowed(request.headers.getlist("host")):
             return _refuse(
                 403,
                 "This name is not among those that joma serve answers to; "
                 "start it with --allow-host NAME to add one.",
             )
-        if _is_foreign(headers):
+        if _is_foreign(request):
             return _refuse(403, "Pages of another origin may not read this server.")
-        if self._token is None or scope["path"] == "/healthz":
+        if self._token is None or request.url.path == "/healthz":
             return None
-        return self._unknown_reader(scope, headers, self._token)
+        return self._unknown_reader(request, self._token)
 
     def _is_allowed(self, given: list[str]) -> bool:
         host = _HOST.fullmatch(given[0]) if len(given) == 1 else None
@@ -132,25 +95,19 @@ class Guard:
         name = host["name"].lower()
         return name in self._hosts or (self._token is not None and _is_address(name))
 
-    def _unknown_reader(
-        self, scope: Scope, headers: dict[str, list[str]], token: str
-    ) -> Response | None:
+    def _unknown_reader(self, request: Request, token: str) -> Response | None:
         """Return the answer to a reader who did not show the token before, None if they did."""
-        shown = [
-            *_cookies(headers.get("cookie", []), self._cookie),
-            *(it.removeprefix("Bearer ") for it in headers.get("authorization", [])),
-        ]
-        known = any(_same(it, token) for it in shown)
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        query = request.query_params.multi_items()
         if given := [value for name, value in query if name == "token"]:
             if not any(_same(it, token) for it in given):
                 return _refuse(401, "The token in this address is not that of this server.")
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            answer = RedirectResponse(_same_page(scope["path"], rest), status_code=303)
+            answer = RedirectResponse(_same_page(request.scope["path"], rest), status_code=303)
             answer.set_cookie(self._cookie, token, httponly=True, samesite="lax", path="/")
             answer.headers["cache-control"] = "no-store"
             return answer
-        if known:
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if _same(shown, token) or _same(request.cookies.get(self._cookie, ""), token):
             return None
         return _refuse(
             401, "This server asks for a token: open the address that joma serve printed."
@@ -169,30 +126,21 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_foreign(headers: dict[str, list[str]]) -> bool:
+def _is_foreign(request: Request) -> bool:
     """Return whether a page of another origin made the request; following a link is none."""
-    host = headers["host"][0].lower()
-    for origin in headers.get("origin", []):
+    for origin in request.headers.getlist("origin"):
         try:
             parts = urlsplit(origin)
         except ValueError:
             return True
-        if parts.scheme not in ("http", "https") or _without_default_port(parts) != host:
+        port = ":443" if parts.scheme == "https" else ":80"  # browsers leave it out of Host
+        if parts.scheme not in ("http", "https"):
             return True
-    site = headers.get("sec-fetch-site", ["none"])[0]
-    followed = headers.get("sec-fetch-mode", ["navigate"])[0] == "navigate"
+        if parts.netloc.lower().removesuffix(port) != request.headers["host"].lower():
+            return True
+    site = request.headers.get("sec-fetch-site", "none")
+    followed = request.headers.get("sec-fetch-mode", "navigate") == "navigate"
     return site in ("cross-site", "same-site") and not followed
-
-
-def _without_default_port(origin: SplitResult) -> str:
-    """Return the host of an origin as a browser writes it into `Host`."""
-    return origin.netloc.lower().removesuffix(":443" if origin.scheme == "https" else ":80")
-
-
-def _cookies(given: Iterable[str], name: str) -> list[str]:
-    """Return the values of one cookie; those of other programs may have any form."""
-    pairs = (part.partition("=") for header in given for part in header.split(";"))
-    return [value.strip() for key, _, value in pairs if key.strip() == name]
 
 
 def _same(given: str, token: str) -> bool:
@@ -202,5 +150,5 @@ def _same(given: str, token: str) -> bool:
 def _same_page(path: str, query: str) -> str:
     """Return the address of the same page relative to itself: a proxy may serve it elsewhere."""
     last = path.rpartition("/")[2]
-    page = f"./{last}" if last.isalnum() or re.fullmatch(r"[\w.-]+", last) else "./"
+    page = f"./{last}" if re.fullmatch(r"[\w.-]+", last) else "./"
     return f"{page}?{query}" if query else page

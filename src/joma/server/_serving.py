@@ -1,33 +1,22 @@
 """Run the application on an address: choose the port, print where it is, end on Ctrl-C."""
 
-import asyncio
 import errno
 import ipaddress
 import logging
 import os
 import secrets
-import signal
 import socket
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from joma.errors import JomaError
-from joma.server._application import application, close_streams
+from joma.server._application import application
 
 DEFAULT_PORT = 8765
 _PORTS_TRIED = 20
-_LARGEST_HEAD = 1 << 15
-_SECONDS_FOR_A_REQUEST = 20.0
-_MOST_CONNECTIONS = 2000
-_SWITCH_SECONDS = 0.001
-"""How long Python lets a thread that computes an answer keep the thread that sends waiting."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +36,8 @@ class Address:
     @property
     def url(self) -> str:
         """The address to open in a browser, with the token where there is one."""
-        host = self.host
-        if host in ("0.0.0.0", "::"):
-            host = socket.gethostname()
-        elif ":" in host:
-            host = f"[{host}]"
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        host = f"[{host}]" if ":" in host else host
         query = f"?token={self.token}" if self.token else ""
         return f"http://{host}:{self.port}/{query}"
 
@@ -86,57 +72,47 @@ class RunServer:
     ) -> None:
         local = _is_loopback(host)
         token = secrets.token_urlsafe(24) if ask_token or not local else None
-        names = {*allowed_hosts, *({host} if local else _own_names(host))}
-        app = application(runs, token=token, allowed_hosts=names)
+        own = {host} if local else {host, socket.gethostname(), socket.getfqdn()}
+        app = application(runs, token=token, allowed_hosts={*allowed_hosts, *own})
         self._listener = _listener(host, port)
         self.address = Address(host, self._listener.getsockname()[1], token)
-        self._server = _Uvicorn(_config(app), lambda: on_start(self.address))
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # bad requests are no news
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,  # addresses hold the token
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=1 << 15,
+            limit_concurrency=2000,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+        )
+        on_end = app.state.close_streams
+        self._server = _Uvicorn(config, lambda: on_start(self.address), on_end)
 
     def run(self) -> None:
         """Serve until `stop`, Ctrl-C or SIGTERM; signals then continue as Python raises them."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        try:
-            with self._listener:
-                self._server.run(sockets=[self._listener])
-        finally:
-            sys.setswitchinterval(before)
+        with self._listener:
+            self._server.run(sockets=[self._listener])
 
     def stop(self) -> None:
         """Ask the server to stop, from any thread."""
         self._server.should_exit = True
 
 
-def _config(app: Any) -> uvicorn.Config:
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # bad requests are no news
-    return uvicorn.Config(
-        app,
-        http=_BoundedProtocol,
-        loop="asyncio",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,  # addresses hold the token
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=_LARGEST_HEAD,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=1,
-    )
-
-
 class _Uvicorn(uvicorn.Server):
     """A server that says when it listens, and ends event streams when it stops."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_start: Callable[[], None], on_end: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._on_start = on_start
-        self._ignored = [
-            number
-            for number in (signal.SIGINT, signal.SIGTERM)
-            if signal.getsignal(number) is signal.SIG_IGN
-        ]
+        self._on_start, self._on_end = on_start, on_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
@@ -144,72 +120,17 @@ class _Uvicorn(uvicorn.Server):
         if self.started:
             self._on_start()
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop at a signal, unless the program was started with it ignored."""
-        if sig not in self._ignored:
-            super().handle_exit(sig, frame)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; streams that never end by themselves are ended first."""
-        close_streams(self.config.app)
+        self._on_end()
         await super().shutdown(sockets)
 
 
-class _BoundedProtocol(H11Protocol):
-    """HTTP in which a request that does not become complete ends the connection after a while."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Begin."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what came."""
-        super().data_received(data)
-        self._watch()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; what was asked for before it on the connection is left out."""
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:  # half of an answer was sent
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._cancel()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """Set the deadline while a request is incomplete; later pieces do not move it."""
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or self.transport.is_closing():
-            self._cancel()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(_SECONDS_FOR_A_REQUEST, self.transport.close)
-
-    def _cancel(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _own_names(host: str) -> set[str]:
-    """Return the names that readers on other machines may know this one by."""
-    names = {host, socket.gethostname(), socket.getfqdn()}
-    return {name for name in names if name and ":" not in name}
 
 
 def _listener(host: str, port: int | None) -> socket.socket:

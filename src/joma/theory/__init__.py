@@ -13,7 +13,7 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 | stationarity | Assumption 1: how far E[g x] drifts in a training |
 | linear | Theorem 2, winner in finite time, many nodes, linear attention |
 | marginals, clusters | Lemmas 1-5 and Theorem 3: isotropic clusters, critical points |
-| nonlinear | Eqn 6 solved and fitted to curves, Theorem 4, entropy and its rebound |
+| nonlinear | Eqn 6 solved, Theorem 4, entropy and its rebound |
 | embeddings | implicit bias, several patterns in one weight, almost orthogonal embeddings |
 | spectra | rank and stable rank |
 | hblt | Section 5: latent trees, Theorem 5, Eqn 8 |

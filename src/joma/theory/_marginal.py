@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from joma.errors import JomaError
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(56)
@@ -320,7 +321,7 @@ def radial(density: Callable[[Array], Array], n: int, *, breaks: Sequence[float]
 def sphere_constant(n: int) -> float:
     """Eqn 35: (n-1) π^{(n-1)/2}/Γ((n+1)/2), the area of the unit sphere in n-1 dimensions."""
     n = _checks.whole("n", n, 2)
-    return float((n - 1) * np.exp((n - 1) / 2 * np.log(np.pi) - _special.gammaln((n + 1) / 2)))
+    return float((n - 1) * np.exp((n - 1) / 2 * np.log(np.pi) - special.gammaln((n + 1) / 2)))
 
 
 class _Panels(NamedTuple):

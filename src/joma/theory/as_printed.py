@@ -7,8 +7,9 @@ by the heading above it; bounds that are true but loose are here too.
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._stability import each
 from joma.theory.cdag import corr
@@ -22,7 +23,7 @@ from joma.theory.scan_snap import Balanced
 
 def conserved_ratio(delta: ArrayLike, v: ArrayLike) -> Array:
     """Theorem 2 (Eqn 4): erf(v_l/2)/Δ_l; the argument lacks a √2."""
-    return _special.erf(np.asarray(v) / 2) / np.asarray(delta, dtype=np.float64)
+    return special.erf(np.asarray(v) / 2) / np.asarray(delta, dtype=np.float64)
 
 
 # `clusters`: Section 4, clusters: distances are not divided by ‖v‖, and what follows from that.

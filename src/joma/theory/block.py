@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import integrate
+from scipy import integrate, special
 
 from joma.errors import JomaError
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._samples import Samples
 from joma.theory.functions import ACTIVATIONS, ATTENTIONS, Activation, Attention
@@ -167,7 +167,7 @@ def objective(block: Block, samples: Samples, state: State) -> float:
     share = np.asarray(samples.probability)
     if samples.gradient is not None:
         return float(share @ np.sum(np.asarray(samples.gradient) * h, axis=1))
-    log_total = _special.log_sum_exp(h)
+    log_total = special.logsumexp(h, axis=-1)
     chosen = h[np.arange(len(h)), np.asarray(samples.labels)]
     return float(share @ (chosen - log_total))
 
@@ -310,7 +310,7 @@ def node_gradients(
     if samples.gradient is not None:
         g = np.asarray(samples.gradient)
     else:
-        g = -_special.softmax(block.phi.value(pre))
+        g = -special.softmax(block.phi.value(pre), axis=-1)
         g[np.arange(len(g)), np.asarray(samples.labels)] += 1
     slopes = block.phi.derivative(pre) if switches is None else switches
     return np.asarray(samples.probability)[:, None] * g * slopes

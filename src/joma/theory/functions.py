@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 
 Function = Callable[[Array], Array]
@@ -69,7 +70,7 @@ def softmax_attention() -> Attention:
 
 def sigmoid_attention() -> Attention:
     """Theorem 1 for another σ, sigmoid attention: σ(y) = 1/(1+e^{-y}), H = y + e^y."""
-    return Attention("sigmoid", _special.expit, _sigmoid_derivative, lambda y: y + np.exp(y))
+    return Attention("sigmoid", special.expit, _sigmoid_derivative, lambda y: y + np.exp(y))
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -84,7 +85,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 
 
 def _sigmoid_derivative(y: Array) -> Array:
-    return _special.expit(y) * _special.expit(-y)
+    return special.expit(y) * special.expit(-y)
 
 
 def _tanh_derivative(y: Array) -> Array:
@@ -102,8 +103,8 @@ ATTENTIONS: dict[str, Callable[[], Attention]] = {
 ACTIVATIONS: dict[str, Callable[[], Activation]] = {
     "linear": lambda: Activation("linear", lambda y: y, np.ones_like),
     "tanh": lambda: Activation("tanh", np.tanh, _tanh_derivative),
-    "softplus": lambda: Activation("softplus", lambda y: np.logaddexp(0.0, y), _special.expit),
-    "sigmoid": lambda: Activation("sigmoid", _special.expit, _sigmoid_derivative),
+    "softplus": lambda: Activation("softplus", lambda y: np.logaddexp(0.0, y), special.expit),
+    "sigmoid": lambda: Activation("sigmoid", special.expit, _sigmoid_derivative),
     "relu": lambda: Activation(
         "relu", lambda y: np.maximum(y, 0), lambda y: (y > 0).astype(np.float64), smooth=False
     ),

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from joma.errors import JomaError
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._marginal import Density, LightTailed, Marginal, radial, sphere_constant
 
@@ -42,13 +43,13 @@ class Gaussian(LightTailed):
         return -(np.asarray(u, dtype=np.float64) ** 2) / 2 - np.log(2 * np.pi) / 2
 
     def theta1(self, s: ArrayLike) -> Array:  # noqa: D102
-        return _special.ndtr(s)
+        return special.ndtr(np.asarray(s, dtype=np.float64))
 
     def theta2(self, s: ArrayLike) -> Array:  # noqa: D102
         return self.pdf(s)
 
     def log_theta1(self, s: ArrayLike) -> Array:  # noqa: D102
-        return _special.log_ndtr(s)
+        return special.log_ndtr(np.asarray(s, dtype=np.float64))
 
     @property
     def _core(self) -> float:
@@ -112,7 +113,8 @@ class StudentT(LightTailed):
         if self.df >= _HEAVY:
             return super()._tail_share(x)
         # SciPy's stdtr loses digits far below zero, the incomplete beta function near zero.
-        return _special.betainc(self.df / 2, 0.5, 1 / (1 + (x / np.sqrt(self.df)) ** 2)) / 2
+        near = 1 / (1 + (x / np.sqrt(self.df)) ** 2)
+        return np.asarray(special.betainc(self.df / 2, 0.5, near), dtype=np.float64) / 2
 
 
 @dataclass(frozen=True)
@@ -160,14 +162,15 @@ class Logistic(Marginal):
     least_mass = 0.0
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
-        return _special.expit(u) * _special.expit(-np.asarray(u, dtype=np.float64))
+        u = np.asarray(u, dtype=np.float64)
+        return special.expit(u) * special.expit(-u)
 
     def theta1(self, s: ArrayLike) -> Array:  # noqa: D102
-        return _special.expit(s)
+        return special.expit(np.asarray(s, dtype=np.float64))
 
     def theta2(self, s: ArrayLike) -> Array:  # noqa: D102
         s = -np.abs(np.asarray(s, dtype=np.float64))
-        return np.logaddexp(0.0, s) - s * _special.expit(s)
+        return np.logaddexp(0.0, s) - s * special.expit(s)
 
     def first_integral(self, s: ArrayLike) -> Array:  # noqa: D102
         return np.logaddexp(0.0, np.asarray(s, dtype=np.float64))
@@ -181,7 +184,7 @@ class Logistic(Marginal):
 
     def inverse_hazard(self, s: ArrayLike) -> Array:  # noqa: D102
         with np.errstate(divide="ignore", over="ignore"):
-            return 1 / _special.expit(-np.asarray(s, dtype=np.float64))
+            return 1 / special.expit(-np.asarray(s, dtype=np.float64))
 
     def mean_residual_error(self, s: ArrayLike) -> Array:  # noqa: D102
         return np.full(np.shape(s), self.noise)
@@ -297,7 +300,7 @@ def _log_square(x: Array) -> Array:
 def _log_gamma_step(x: float) -> float:
     """Ln Γ(x + ½) - ln Γ(x), without the cancellation of large arguments."""
     if x < 20:
-        return float(_special.gammaln(x + 0.5) - _special.gammaln(x))
+        return float(special.gammaln(x + 0.5) - special.gammaln(x))
     inverse = 1 / x
     series = -inverse / 8 + inverse**3 / 192 - inverse**5 / 640 + 17 * inverse**7 / 14336
     return float(np.log(x) / 2 + series)

@@ -5,9 +5,10 @@ first step on; `drift` says how far in a training and `rate` how fast at one mom
 """
 
 import numpy as np
+from scipy import special
 
 from joma.errors import JomaError
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.block import (
     Block,
@@ -27,7 +28,7 @@ def gradient_means(block: Block, samples: Samples, state: State) -> Array:
     x, share = np.asarray(samples.x), np.asarray(samples.probability)[:, None]
     if samples.gradient is not None:
         return x.T @ (share * np.asarray(samples.gradient))
-    p = _special.softmax(block.phi.value(preactivations(block, samples, state)))
+    p = special.softmax(block.phi.value(preactivations(block, samples, state)), axis=-1)
     labels = np.eye(samples.nodes)[np.asarray(samples.labels)]
     return x.T @ (share * (labels - p))
 
@@ -71,6 +72,6 @@ def rate(block: Block, samples: Samples, state: State) -> Array:
     # The Jacobian ∂b/∂z is symmetric.
     b_rate = block.pull_back(x, state.z[query], moving.z[query])
     h_rate = block.phi.derivative(pre) * (b @ moving.v + b_rate @ state.v + moving.bias[query])
-    p = _special.softmax(block.phi.value(pre))
+    p = special.softmax(block.phi.value(pre), axis=-1)
     p_rate = p * (h_rate - np.sum(p * h_rate, axis=1, keepdims=True))
     return -x.T @ (np.asarray(samples.probability)[:, None] * p_rate)

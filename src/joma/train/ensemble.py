@@ -256,7 +256,6 @@ class Ensemble(Generic[N]):
         self.optimizer.zero_grad()
         with torch.cuda.graph(graph, stream=other):
             self._one_step()
-        self._moves.captured()
         self._replay, self.captured_on = graph.replay, other
         return graph.replay
 

@@ -10,13 +10,8 @@ from tests.models.hostile.base import Case, Make, Valid, edited
 HUGE = (0, -1, 10**9, 2**31, 2**62, 10**400, 1e308, -1e308)
 ODD = ("x", None, [], {}, True, [None], [["x"]], {"a": {}}, float("nan"), float("inf"))
 TYPES = (
-    "llama", "mistral", "gemma", "gemma2", "gemma3", "gemma3_text", "qwen2", "qwen3", "qwen2_moe",
-    "qwen3_moe", "mixtral", "phi", "phi3", "phimoe", "olmo", "olmo2", "cohere", "deepseek_v2",
-    "deepseek_v3", "granite", "stablelm", "starcoder2", "llama4", "llama4_text", "gpt_oss", "glm",
-    "nemotron", "jamba", "falcon", "bloom", "mpt", "gptj", "gpt_neo", "gpt_neox", "gpt2", "opt",
-    "bert", "roberta", "albert", "electra", "deberta", "deberta-v2", "t5", "mt5", "bart",
-    "pegasus", "whisper", "clip", "siglip", "vit", "dinov2", "blip", "llava", "wav2vec2", "mamba",
-    "rwkv", "xlnet", "longformer", "big_bird", "funnel", "encoder-decoder", "dbrx",
+    "llama", "gemma3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "jamba", "bloom",
+    "gpt_neox", "gpt2", "bert", "t5", "whisper", "clip", "llava", "mamba", "encoder-decoder",
 )  # fmt: skip
 """Models whose default is large."""
 
@@ -44,44 +39,28 @@ def _configurations(valid: Valid) -> Iterator[Case]:
             }  # fmt: skip
             yield Case(f"config {key} {number}", changed(**{key: value}), quick)
     others = {
-        "architectures": ([["x"]], [None], "x", 3, {}, ["os"], ["__name__"], [""], ["AutoModel"],
-                          ["PreTrainedModel"], ["BertModel"], ["\x1b[2J"], [{}], ["LlamaConfig"]),
-        "model_type": ("", "x", "\x1b[2J", "auto", "../x", 3, None, [], "x" * 10**5),
-        "torch_dtype": ("x", "float8", 3, "os.system", [], "complex64"),
-        "dtype": ("complex64", "int8", "x", 3),
-        "id2label": ({"a": "b"}, 3, [], {str(n): "x" for n in range(10**5)}),
+        "architectures": ([["x"]], [None], "x", 3, ["os"], ["\x1b[2J"], ["LlamaConfig"]),
+        "model_type": ("", "\x1b[2J", "auto", "../x", 3, None, "x" * 10**5),
+        "dtype": ("complex64", "int8", "x", "os.system", 3),
+        "id2label": ({"a": "b"}, {str(n): "x" for n in range(10**5)}),
         "layer_types": (3, [], ["x"], ["full_attention"] * 10**5),
         "quantization_config": ({}, 3, {"quant_method": "x"}),
         "auto_map": ({"AutoConfig": "x.Y"}, 3, {"AutoModel": ["a", "b"]}),
-        "transformers_version": (3, "x", None),
-        "bos_token_id": (2**62, "x", -1), "pad_token_id": (2**62, -1, 10**6, "x"),
-        "hidden_act": ("x", 3, "os.system", None), "text_config": (3, {}, {"model_type": "x"}),
-        "base_model_tp_plan": (3, {"a": 3}), "_name_or_path": (3, "\x1b[2J"),
-        "attn_implementation": ("a/b", 3), "num_local_experts": (10**9, -1),
-        "is_encoder_decoder": (True, 3), "pruned_heads": ({"0": [0]}, 3, {"x": 3}),
+        "pad_token_id": (2**62, -1, 10**6, "x"), "hidden_act": ("x", 3, "os.system", None),
+        "text_config": (3, {}, {"model_type": "x"}), "num_local_experts": (10**9, -1),
+        "attn_implementation": ("a/b", 3), "pruned_heads": ({"0": [0]}, 3, {"x": 3}),
     }  # fmt: skip
     for key, values in others.items():
         for number, value in enumerate(values):
             quick = key == "architectures" and number < 2
             yield Case(f"config {key} {number}", changed(**{key: value}), quick)
     whole = json.dumps(config)
-    raws = [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"3",
-        b"[" * 10**5,
-        b'{"a":' * 10**5,
-        b"\xff\xfe",
-        b"\0" * 99,
-    ]
-    raws += [b"\xef\xbb\xbf" + whole.encode(), whole.encode("utf-16"), (whole + "x").encode()]
-    raws += [b'{"model_type": "llama"}', b'{"model_type": "llama", "model_type": "bert"}']
-    raws += [b'{"a": ' + b"9" * 5000 + b"}", b'{"model_type": NaN}', b"[" + b"[]," * 10**6 + b"[]]"]
+    raws = [b"", b"{", b"[]", b"null", b"[" * 10**5, b'{"a":' * 10**5, b"\xff\xfe", b"\0" * 99]
+    raws += [whole.encode("utf-16"), (whole + "x").encode(), b'{"model_type": "llama"}']
+    raws += [b'{"a": ' + b"9" * 5000 + b"}", b"[" + b"[]," * 10**6 + b"[]]"]
     for number, raw in enumerate(raws):
         yield Case(
-            f"config raw {number}", edited(valid, "config.json", raw), number in (1, 2, 5, 12)
+            f"config raw {number}", edited(valid, "config.json", raw), number in (1, 2, 5, 10)
         )
     for kind in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         yield Case(f"sparse {kind}", _sparse(valid, kind), kind == "config.json")

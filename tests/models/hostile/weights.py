@@ -34,51 +34,32 @@ def _safetensors(valid: Valid) -> Iterator[Case]:
         return with_header(json.dumps({**header, first: entry}).encode())
 
     whole = header[first]
-    for number, offsets in enumerate(
-        ([0], [], [0, 1, 2], [1, 0], [-4, 0], ["0", "4"], [0, 2**63], [0, 2**64], [0, 10**30], None)
-    ):
-        yield Case(
-            f"safetensors offsets {number}",
-            with_entry({**whole, "data_offsets": offsets}),
-            number < 3,
-        )
+    for number, offsets in enumerate(([0], [0, 1, 2], [1, 0], [-4, 0], [0, 2**64], None)):
+        made = with_entry({**whole, "data_offsets": offsets})
+        yield Case(f"safetensors offsets {number}", made, number < 3)
     shapes = ([-1], [0], [2**62, 2**62], [2**63], [1e300], ["1"], None, {}, [[1]], [1] * 10_000)
     for number, shape in enumerate(shapes):
         yield Case(f"safetensors shape {number}", with_entry({**whole, "shape": shape}), number > 8)
-    for number, kind in enumerate(
-        ("F4", "C64", "X", "", None, 3, "f32", "F32\0", "F8_E8M0", "I128")
-    ):
+    for number, kind in enumerate(("F4", "C64", "X", None, 3, "I128")):
         yield Case(f"safetensors dtype {number}", with_entry({**whole, "dtype": kind}), number < 2)
-    for number, entry in enumerate((None, [], 3, "x", {}, {"dtype": "F32"}, [whole], {"a": whole})):
+    for number, entry in enumerate((None, [], 3, {}, [whole], {"a": whole})):
         yield Case(f"safetensors entry {number}", with_entry(entry))
-    for number, metadata in enumerate(([], [1], None, 3, "x", {"a": 1}, {"a": None}, {"a": {}})):
+    for number, metadata in enumerate(([1], None, {"a": 1})):
         changed = json.dumps({**header, "__metadata__": metadata}).encode()
         yield Case(f"safetensors metadata {number}", with_header(changed), number == 0)
     renamed = ("\x1b[2J\x1b]0;x\x07", "", "a" * 100_000, "../x", "\ud800", "\u202e", "model\0norm")
     for number, name in enumerate(renamed):
         moved = {key if key != first else name: entry for key, entry in header.items()}
-        yield Case(
-            f"safetensors name {number}", with_header(json.dumps(moved).encode()), number == 0
-        )
-    raws = (
-        b"",
-        b"{}",
-        b"[]",
-        b"null",
-        b"[" * 10**5,
-        b'{"a":' * 10**5,
-        b"\xff",
-        b"{" + b" " * 10**6,
-    )
-    for number, raw in enumerate((*raws, b"9" * 5000, b'{"a":1e999}', b'"' + b"a" * 10**6 + b'"')):
+        made = with_header(json.dumps(moved).encode())
+        yield Case(f"safetensors name {number}", made, number == 0)
+    raws = (b"", b"{}", b"[]", b"null", b"[" * 10**5, b'{"a":' * 10**5, b"\xff", b"9" * 5000)
+    for number, raw in enumerate(raws):
         yield Case(f"safetensors header {number}", with_header(raw), number in (0, 4))
     many = {f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(10**5)}
     yield Case("safetensors 100,000 empty tensors", with_header(json.dumps(many).encode(), b""))
-    for number, size in enumerate((0, 1, 7, 8, 9, 2**31, 2**62, 2**63, 2**64 - 1)):
-        yield Case(
-            f"safetensors length {number}",
-            edited(valid, file, size.to_bytes(8, "little") + data[8:]),
-        )
+    for number, size in enumerate((0, 7, 9, 2**31, 2**63, 2**64 - 1)):
+        made = edited(valid, file, size.to_bytes(8, "little") + data[8:])
+        yield Case(f"safetensors length {number}", made)
     yield Case("safetensors longer", edited(valid, file, data + b"\0"), True)
     yield Case("safetensors empty", edited(valid, file, b""), True)
     for name, content in damaged(valid.folder / file, "safetensors", 8 + length, 90, 20):
@@ -107,22 +88,12 @@ def _dtypes(valid: Valid) -> Iterator[Case]:
     tensors = {
         "NaN norm": (norm, torch.full_like(whole, torch.nan)),
         "infinite norm": (norm, torch.full_like(whole, torch.inf)),
-        "one NaN": (
-            gate,
-            torch.where(torch.arange(matrix.numel()).reshape_as(matrix) == 7, torch.nan, matrix),
-        ),
         "complex": (gate, matrix.to(torch.complex64)),
         "bool": (gate, matrix > 0),
-        "int64": (gate, matrix.long()),
-        "uint8": (gate, matrix.abs().to(torch.uint8)),
         "float8": (gate, matrix.to(torch.float8_e4m3fn)),
-        "float64 beyond float32": (gate, matrix.double() * 1e300),
-        "scalar": (gate, torch.tensor(1.0)),
         "three axes": (gate, matrix[None]),
         "transposed": (gate, matrix.T.contiguous()),
         "empty": (gate, torch.zeros(0)),
-        "more rows": (gate, torch.cat([matrix, matrix])),
-        "another layer": ("model.layers.99.mlp.gate_proj.weight", matrix),
         "a layer of 20 digits": ("model.layers.99999999999999999999.mlp.gate_proj.weight", matrix),
         "escapes": ("model.layers.0.\x1b[31mred.weight", matrix),
     }
@@ -147,38 +118,17 @@ def _indexes(valid: Valid) -> Iterator[Case]:
         return make
 
     good = dict.fromkeys(names, "part.safetensors")
-    contents: list[Any] = [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"[" * 10**5,
-        b"\xff\xfe",
-        {},
-        {"weight_map": 3},
-    ]
+    contents: list[Any] = [b"", b"{", b"[]", b"[" * 10**5, b"\xff\xfe", {}, {"weight_map": 3}]
     contents += [{"weight_map": value} for value in ([], {}, None, "x", {"a": None}, {"a": []})]
-    for file in (
-        "../x",
-        "/etc/passwd",
-        "",
-        ".",
-        "..",
-        "a/b",
-        "\0",
-        "x" * 5000,
-        "config.json",
-        "missing.safetensors",
-        "\x1b[2J.safetensors",
-        "part.safetensors\n",
-    ):
+    for file in ("../x", "/etc/passwd", "", "..", "a/b", "\0", "x" * 5000, "config.json",
+                 "missing.safetensors", "\x1b[2J.safetensors", "part.safetensors\n"):  # fmt: skip
         contents.append({"weight_map": {**good, names[0]: file}})
     contents.append({"weight_map": {**good, "\x1b[2J": "part.safetensors"}})
     contents.append({"weight_map": {names[0]: "part.safetensors"}})
     contents.append({"weight_map": {f"t{n}": "part.safetensors" for n in range(10**5)}})
     contents.append({"weight_map": {f"t{n}": f"{n}.safetensors" for n in range(10**4)}})
     for number, content in enumerate(contents):
-        yield Case(f"index {number}", index(content), number in (1, 14, 18, 24))
+        yield Case(f"index {number}", index(content), number in (1, 13, 17, 22))
         if number % 4 == 0:
             yield Case(f"index of pickles {number}", index(content, "pytorch_model.bin"))
 
@@ -218,9 +168,6 @@ def _pickles(valid: Valid) -> Iterator[Case]:
     for number, (function, *arguments) in enumerate(functions):
         poisoned = {**state, "x": _Calls(function, *arguments)}
         yield Case(f"pickle calls {number}", saved(poisoned), number == 0)
-        yield Case(
-            f"pickle calls {number}, legacy", saved(poisoned, _use_new_zipfile_serialization=False)
-        )
         plain = pickle.dumps(poisoned["x"])
         yield Case(f"pickle calls {number}, bare", folder_with(lambda p, b=plain: p.write_bytes(b)))
     one = torch.ones(1)
@@ -240,9 +187,7 @@ def _pickles(valid: Valid) -> Iterator[Case]:
         yield Case(f"pickle {name}", saved({**state, gate: value}), name.startswith("expanded"))
     shared = {name: one.expand(tensor.shape) for name, tensor in state.items()}
     yield Case("pickle one number shared by all", saved(shared))
-    for number, content in enumerate(
-        ([], {}, None, 3, "x", state[gate], {1: state[gate]}, [state])
-    ):
+    for number, content in enumerate(([], {}, None, "x", state[gate], {1: state[gate]})):
         yield Case(f"pickle of another thing {number}", saved(content))
 
     def compressed(path: Path) -> None:
@@ -257,7 +202,5 @@ def _pickles(valid: Valid) -> Iterator[Case]:
     torch.save(state, valid.folder.parent / "good.bin")
     for name, content in damaged(valid.folder.parent / "good.bin", "pickle", 3000, 25, 8):
         yield Case(name, folder_with(lambda path, b=content: path.write_bytes(b)))
-    for number, raw in enumerate(
-        (b"", b"PK", b"\x80\x02.", b"\x80\x04" + b"(" * 10**5, b"}" * 100)
-    ):
+    for number, raw in enumerate((b"", b"PK", b"\x80\x02.", b"\x80\x04" + b"(" * 10**5)):
         yield Case(f"pickle raw {number}", folder_with(lambda path, b=raw: path.write_bytes(b)))

@@ -1,19 +1,18 @@
 """Every claim of the papers; `claims.toml` has their texts, in the papers' order.
 
-A topic is a module, or a package of modules where one would be long; all are found by scanning. A
-module holds, for each claim: the search, a measure at one point with the domain that the adversary
-draws points from (`@over(...)`); and the check `measure(formula, rng)` that `joma verify` runs,
-which `@claim(...)` registers. `reference` has the numerics that they compare with.
+The modules of this package are found by scanning; each holds a topic. For each claim it has the
+check `measure(formula, rng)` that `joma verify` runs, which `@claim(...)` registers. `reference`
+has the numerics that they compare with.
 
 To add a claim, write its formula in `joma.theory` (the printed form, if wrong, in
 `joma.theory.as_printed`), a measurement that does not use the formula, under `@claim(...)`, and its
-texts in `claims.toml`; then break it in `tests/experiments/broken_TOPIC.py`.
+texts in `claims.toml`; then break it in `tests/experiments/broken.py`, and give its free parameters
+to the search in `tests/adversary`.
 """
 
 from importlib import import_module
 from pkgutil import walk_packages
 
-from joma.common.renamed import renamed
 from joma.experiments._claim_list import catalogue
 from joma.experiments.claims.claim import Claim, ClaimMeasurement, ClaimVerdict, check, registered
 
@@ -28,5 +27,3 @@ TOPICS: dict[str, tuple[Claim, ...]] = {
 CLAIMS: tuple[Claim, ...] = tuple(claim for topic in TOPICS.values() for claim in topic)
 
 __all__ = ["CLAIMS", "TOPICS", "Claim", "ClaimMeasurement", "ClaimVerdict", "check"]
-
-__getattr__ = renamed(__name__, {"Measurement": "ClaimMeasurement", "Verdict": "ClaimVerdict"})

@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,85 +13,70 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments._claim_list import claim_texts
 from joma.experiments.claims import errata
-from joma.experiments.claims.measurement import ClaimMeasurement
-from joma.experiments.claims.search import Generator, Parameter
 
+Generator = np.random.Generator
 Formula = Callable[..., Any]
 """The statement of a claim, as a function that its measurement calls."""
+Point = Mapping[str, Any]
+"""Values of the parameters by name, where a measurement takes any point of a domain."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """Values of all parameters.
+class ClaimMeasurement:
+    """How far a formula lies from an independent reference.
 
     Attributes:
-        values: Values of the parameters by name.
-        seed: Seed of the samples that the measure draws.
-        effort: Factor by which the measure draws more samples than usual.
+        error: Distance, in the measure's own unit.
+        tolerance: Largest error at which the claim holds.
+        standard_error: Standard error of the reference if it is a Monte-Carlo estimate.
     """
 
-    values: Mapping[str, Any]
-    seed: int = 0
-    effort: int = 1
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of a parameter."""
-        return self.values[name]
+    error: float
+    tolerance: float
+    standard_error: float | None = None
 
     @property
-    def generator(self) -> Generator:
-        """A new generator; the same numbers for the same point."""
-        return np.random.default_rng([self.seed, self.effort])
+    def holds(self) -> bool:
+        """Whether the error is a number within the tolerance."""
+        return bool(self.error <= self.tolerance)
 
 
-PointMeasure = Callable[[Formula, Point], ClaimMeasurement]
-"""A function that compares a formula with a reference at one point."""
+def measured(errors: Any, tolerance: Any) -> ClaimMeasurement:
+    """Return the measurement of the largest of some errors."""
+    return ClaimMeasurement(float(np.max(errors)), float(tolerance))
 
 
-@dataclass(frozen=True)
-class Search:
-    """The whole domain of a claim.
+def largest_error(measurements: Iterable[ClaimMeasurement]) -> ClaimMeasurement:
+    """Return the measurement with the largest error: every case must hold."""
+    return max(measurements, key=lambda one: one.error)
 
-    Attributes:
-        parameters: The free parameters by name. Where lengths must agree, the measure repeats or
-            cuts a vector (`numpy.resize`).
-        measure: Compares a formula with a reference at one point. The error may be negative: how
-            far from a violation the point is, by which the search is guided. A `JomaError` says
-            that the point lies outside the domain; any other exception is a violation.
-        sampled: Whether the reference is sampled. A violation counts once two further measurements
-            with 100 times the samples confirm it.
+
+def smallest_error(measurements: Iterable[ClaimMeasurement]) -> ClaimMeasurement:
+    """Return the measurement with the smallest error: every case must fail."""
+    return min(measurements, key=lambda one: one.error)
+
+
+def difference(ours: Any, reference: Any) -> float:
+    """Return the largest difference of two arrays."""
+    return float(np.max(np.abs(ours - reference)))
+
+
+def relative(ours: Any, reference: Any) -> float:
+    """Return the largest difference of two arrays over the largest entry of the reference."""
+    return difference(ours, reference) / float(np.max(np.abs(reference), initial=1e-300))
+
+
+def monte_carlo(difference: Any, standard_error: Any) -> ClaimMeasurement:
+    """Return the measurement of a Monte-Carlo estimate, which holds within four standard errors.
+
+    Of several numbers the one with the largest difference in its own standard errors counts.
     """
-
-    parameters: Mapping[str, Parameter]
-    measure: PointMeasure
-    sampled: bool = False
-
-    def __call__(self, formula: Formula, point: Point) -> ClaimMeasurement:
-        """Measure a formula at one point."""
-        return self.measure(formula, point)
-
-    def at(self, formula: Formula, **values: Any) -> ClaimMeasurement:
-        """Measure a formula at the point with these values."""
-        return self.measure(formula, Point(values))
-
-    def draw(self, generator: Generator) -> dict[str, Any]:
-        """Return values of all parameters."""
-        return {name: one.draw(generator) for name, one in self.parameters.items()}
-
-    def change(
-        self, values: Mapping[str, Any], generator: Generator, size: float
-    ) -> dict[str, Any]:
-        """Return values of which one to three parameters differ."""
-        changed = dict(values)
-        count = min(len(changed), 1 + int(generator.geometric(0.6)) // 2)
-        for name in generator.choice(list(changed), count, replace=False):
-            changed[name] = self.parameters[name].change(changed[name], generator, size)
-        return changed
-
-
-def over(*, sampled: bool = False, **parameters: Parameter) -> Callable[[PointMeasure], Search]:
-    """Turn a measure at one point into a `Search` of the domain that the arguments name."""
-    return lambda measure: Search(parameters, measure, sampled)
+    difference, standard_error = np.broadcast_arrays(
+        np.abs(np.atleast_1d(difference)), np.atleast_1d(standard_error)
+    )
+    worst = int(np.argmax(difference / standard_error))
+    se = float(standard_error.flat[worst])
+    return ClaimMeasurement(float(difference.flat[worst]), 4 * se, se)
 
 
 Measure = Callable[[Formula, Generator], ClaimMeasurement]
@@ -114,8 +99,6 @@ class Claim:
             `errata` lists the changes that print needs.
         condition: Condition under which the claim holds, or "".
         without: Measures the derived formula where the condition does not hold; it must fail.
-        search: The free parameters and a measure at one point, for the adversary.
-        fixed: Reason why there are no free parameters to search, or "".
     """
 
     id: str
@@ -127,16 +110,12 @@ class Claim:
     printed: Formula | None = None
     condition: str = ""
     without: Measure | None = None
-    search: Search | None = None
-    fixed: str = ""
 
     def __post_init__(self) -> None:
         if self.source == "new" and self.printed is not None:
             raise JomaError(f"claim {self.id} is ours and cannot have a printed form")
         if bool(self.condition) != (self.without is not None):
             raise JomaError(f"claim {self.id} needs both its condition and a case without, or none")
-        if self.search is not None and self.fixed:
-            raise JomaError(f"claim {self.id} has free parameters, or none: not both")
 
 
 _FUNCTIONS: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -144,26 +123,20 @@ _FUNCTIONS: dict[str, dict[str, Any]] = defaultdict(dict)
 
 
 def claim(
-    id: str,
-    derived: Formula,
-    search: Search | None = None,
-    *,
-    printed: Formula | None = None,
-    **options: Any,
+    id: str, derived: Formula, *, printed: Formula | None = None, **options: Any
 ) -> Callable[[_Check], _Check]:
     """Register the function below as the check of a claim, whose texts are in `claims.toml`.
 
     Args:
         id: Name of the claim; a function may check several.
         derived: The formula as derived.
-        search: The free parameters and a measure at one point, for the adversary.
         printed: The formula as printed, where it differs.
         options: Keyword arguments that the function gets.
     """
 
     def register(measure: _Check) -> _Check:
-        given = {"derived": derived, "search": search, "printed": printed}
-        _FUNCTIONS[id].update(given, measure=partial(measure, **options))
+        measure_of_claim = partial(measure, **options)
+        _FUNCTIONS[id].update(derived=derived, printed=printed, measure=measure_of_claim)
         return measure
 
     return register
@@ -210,8 +183,8 @@ class ClaimVerdict:
             "claim": self.claim.id,
             "title": self.claim.title,
             "source": self.claim.source,
-            "printed": self.printed and _outcome(self.printed),
-            "derived": {**_outcome(self.derived), "tolerance": _number(self.derived.tolerance)},
+            "printed": self.printed and _summary(self.printed),
+            "derived": {**_summary(self.derived), "tolerance": _number(self.derived.tolerance)},
             "method": self.claim.method,
             "seconds": round(self.seconds, 4),
         }
@@ -219,7 +192,7 @@ class ClaimVerdict:
             record["derived"]["standard_error"] = _number(self.derived.standard_error)
         if self.without is not None:
             record["condition"] = self.claim.condition
-            record["without"] = _outcome(self.without)
+            record["without"] = _summary(self.without)
         found = errata.measured_by(self.claim.id)
         if found:
             record["errata"] = [erratum.id for erratum in found]
@@ -234,28 +207,28 @@ def check(claim: Claim, seed: int = 0) -> ClaimVerdict:
     Every claim draws from its own stream, so a verdict does not depend on the other claims checked.
     A claim whose formula or measurement raises does not hold.
     """
+
+    def stream() -> Generator:
+        return np.random.default_rng([seed, zlib.crc32(claim.id.encode())])
+
     start = time.perf_counter()
     printed = without = None
+    failure = ""
     try:
-        derived = claim.measure(claim.derived, _stream(claim, seed))
+        derived = claim.measure(claim.derived, stream())
         if claim.source != "new":
             printed = derived
             if claim.printed is not None:
-                printed = claim.measure(claim.printed, _stream(claim, seed))
+                printed = claim.measure(claim.printed, stream())
         if claim.without is not None:
-            without = claim.without(claim.derived, _stream(claim, seed))
+            without = claim.without(claim.derived, stream())
     except Exception as error:
-        failure = f"{type(error).__name__}: {error}"
-        taken = time.perf_counter() - start
-        return ClaimVerdict(claim, ClaimMeasurement(np.inf, 0.0), printed, without, taken, failure)
-    return ClaimVerdict(claim, derived, printed, without, time.perf_counter() - start)
+        derived, failure = ClaimMeasurement(np.inf, 0.0), f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - start
+    return ClaimVerdict(claim, derived, printed, without, seconds, failure)
 
 
-def _stream(claim: Claim, seed: int) -> Generator:
-    return np.random.default_rng([seed, zlib.crc32(claim.id.encode())])
-
-
-def _outcome(measurement: ClaimMeasurement) -> dict[str, Any]:
+def _summary(measurement: ClaimMeasurement) -> dict[str, Any]:
     return {"holds": measurement.holds, "error": _number(measurement.error)}
 
 

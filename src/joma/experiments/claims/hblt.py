@@ -8,13 +8,81 @@ from typing import Any
 import numpy as np
 
 from joma.common.types import Array
-from joma.errors import JomaError
-from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
-from joma.experiments.claims.measurement import ClaimMeasurement, measured, monte_carlo
-from joma.experiments.claims.reference import hblt as trees
-from joma.experiments.claims.search import Integer, Real, Simplex, Vector
+from joma.experiments.claims.claim import (
+    ClaimMeasurement,
+    Formula,
+    Generator,
+    claim,
+    measured,
+    monte_carlo,
+    without,
+)
 from joma.theory import as_printed as printed
 from joma.theory import hblt
+
+
+def irregular_tree() -> hblt.Tree:
+    """Return a tree of ten nodes in four levels; every edge has its own ρ, one of them negative."""
+    return hblt.Tree(
+        class_probs=np.array([0.5, 0.3, 0.2]),
+        child_off_probs=np.array([[0.1, 0.8, 0.6], [0.9, 0.35, 0.2]]),
+        parents=(np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0, 2])),
+        rhos=(np.array([0.9, 0.4, 0.7]), np.array([0.8, -0.6, 0.3]), np.array([0.85, 0.95])),
+    )
+
+
+def enumerate_assignments(tree: hblt.Tree) -> tuple[Array, list[Array]]:
+    """Return every assignment of the binary variables and its probability, factor by factor.
+
+    Uses the tree's structure alone. Returns the probabilities, shape (assignments,), summed over
+    the classes, and for each level the values, shape (assignments, nodes).
+    """
+    total = sum(tree.sizes)
+    bits = (np.arange(2**total)[:, None] >> np.arange(total)) & 1
+    levels = np.split(bits, np.cumsum(tree.sizes)[:-1], axis=1)
+    below = np.ones(len(bits))
+    for above, values, parent, rho in zip(
+        levels[:-1], levels[1:], tree.parents, tree.rhos, strict=True
+    ):
+        same = values == above[:, parent]
+        below *= np.prod(np.where(same, 1 + rho, 1 - rho) / 2, axis=1)
+    top = np.zeros(len(bits))
+    for weight, off in zip(tree.class_probs, tree.child_off_probs.T, strict=True):
+        top += weight * np.prod(np.where(levels[0] == 0, off, 1 - off), axis=1)
+    return top * below, levels
+
+
+def two_by_two(weights: Array, a: Array, b: Array) -> np.ndarray:
+    """Return the joint distribution of two binary variables from weighted assignments."""
+    cells = np.bincount(2 * a + b, weights=weights, minlength=4)
+    return cells.reshape(2, 2)
+
+
+def by_generations(height: int, depth: int, rho: Any, top: Any) -> Array:
+    """Return the joint distribution of two leaves, generation by generation.
+
+    Only positive numbers are added, so a ρ close to 1 costs no digits.
+
+    Args:
+        height: Generations from the common ancestor to the leaves.
+        depth: Generations from the top latent to the leaves, plus 1.
+        rho: ρ of every edge as the two entries of its channel, ½(1 + ρ) and ½(1 - ρ).
+        top: P[y=0] and P[y=1] of the top latent.
+    """
+    channel = np.array([[rho[0], rho[1]], [rho[1], rho[0]]])
+    ancestor = np.linalg.matrix_power(channel, depth - 1 - height) @ np.asarray(top)
+    down = np.linalg.matrix_power(channel, height)
+    return (down * ancestor) @ down.T
+
+
+def first_pair(tree: hblt.Tree, height: int) -> tuple[int, int]:
+    """Return leaf 0 and the first leaf whose common ancestor with it has this height."""
+    leaves = tree.depth - 1
+    for other in range(tree.sizes[-1]):
+        if tree.height(tree.common_ancestor((leaves, 0), (leaves, other))) == height:
+            return 0, other
+    raise AssertionError(f"no pair of leaves at height {height}")
+
 
 _DEPTH, _RHO = 4, 0.9
 
@@ -25,27 +93,13 @@ _CLASS_PROBS = np.full(5, 0.2)
 _CHILD_OFF_PROBS = np.array([0.05, 0.95, 0.95, 0.95, 0.95])
 
 
-_PAIRS: dict[str, Any] = {
-    "height": Real(0.0, 1.0, special=(0.0,)),
-    "depth": Integer(1, 40, log=True),
-    "rho": Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)),
-    "classes": Simplex(Integer(1, 8), zeros=True),
-    "off": Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 8)),
-}
-"""Two tokens under a latent: H as a share of L, one ρ, the classes and P[y=0|k]."""
-
-
-@over(rhos=Vector(Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)), Integer(1, 40)))
-def _matrix_products_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    return _matrix_products_of(formula, point["rhos"][None])
-
-
-@claim("lemma8", hblt.path, _matrix_products_at)
+@claim("lemma8", hblt.path)
 def _matrix_products(formula: Formula, rng: Generator) -> ClaimMeasurement:
-    return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
+    return matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
 
 
-def _matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
+def matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
+    """Compare transitions along paths with the product of their matrices."""
     # A binary symmetric channel flips with probability ½(1−ρ); chained one after the other.
     flip = (1 - rhos) / 2
     chained = np.broadcast_to(np.eye(2), (len(rhos), 2, 2))
@@ -65,13 +119,13 @@ def _matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
 
 
 def _descendants_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
-    weights, levels = trees.enumerate_assignments(tree)
+    weights, levels = enumerate_assignments(tree)
     worst = 0.0
     for descendant in product([tree.depth - 1], range(tree.sizes[-1])):
         level, node = descendant
         while level > 0:
             level, node = level - 1, int(tree.parents[level - 1][node])
-            joint = trees.two_by_two(weights, levels[-1][:, descendant[1]], levels[level][:, node])
+            joint = two_by_two(weights, levels[-1][:, descendant[1]], levels[level][:, node])
             taken = joint.sum(axis=0) > 1e-9  # a value that the ancestor takes at all
             reference = (joint / np.where(taken, joint.sum(axis=0), 1.0))[:, taken]
             away = np.abs(formula(tree, descendant, (level, node))[:, taken] - reference)
@@ -79,27 +133,7 @@ def _descendants_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     return measured(worst, 1e-13)
 
 
-@over(
-    classes=Simplex(Integer(1, 30), zeros=True),
-    off=Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 30)),
-    sampled=True,
-)
-def _top_latent_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """Classes drawn one by one, and a top latent given each."""
-    rng, n = point.generator, 20_000
-    classes = point["classes"]
-    off = np.resize(point["off"], len(classes))
-    on = 0
-    for _ in range(point.effort):
-        counts = rng.multinomial(n, classes)
-        on += int(np.sum(rng.binomial(counts, 1 - off)))
-    n *= point.effort
-    share = on / n
-    se = 2 * np.sqrt(max(share * (1 - share), 1 / n) / n)
-    return monte_carlo(formula(classes, off) - (1 - 2 * share), se)
-
-
-@claim("rho0", hblt.root_uncertainty, _top_latent_at, printed=printed.root_uncertainty)
+@claim("rho0", hblt.root_uncertainty, printed=printed.root_uncertainty)
 def _top_latents(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """2P[y=0] − 1 of top latents that one class each switches on."""
     classes, n = 20, 20_000
@@ -139,44 +173,16 @@ def _sampled_under_the_class(formula: Formula, rng: Generator) -> ClaimMeasureme
     off = np.stack([_CHILD_OFF_PROBS, np.roll(_CHILD_OFF_PROBS, 1)])
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, off)
     leaves = tree.sample(100_000, rng)[1][-1]
-    frequency, se = _frequency(leaves, *trees.first_pair(tree, _DEPTH))
+    frequency, se = _frequency(leaves, *first_pair(tree, _DEPTH))
     return monte_carlo(formula(_DEPTH - 1, _DEPTH, _RHO, _CLASS_PROBS, off[0]) - frequency, se)
 
 
-def height_of(point: Point) -> int:
-    """Return H, given as a share of L."""
-    return min(int(point["height"] * point["depth"]), point["depth"] - 1)
-
-
-@over(**_PAIRS, sampled=True)
-def _sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """Two leaves of many trees, drawn from the class down; H from 0 to L − 1."""
-    rng, n = point.generator, 4_000
-    height, depth, rho = height_of(point), point["depth"], point["rho"]
-    classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))
-    first = both = 0
-    for _ in range(point.effort):
-        value = rng.random(n) >= off[rng.choice(len(classes), n, p=classes)]
-        for _ in range(depth - 1 - height):
-            value = value ^ (rng.random(n) >= (1 + rho) / 2)
-        pair = np.stack([value, value])
-        for _ in range(height):
-            pair = pair ^ (rng.random((2, n)) >= (1 + rho) / 2)
-        first += int(np.sum(pair[0]))
-        both += int(np.sum(pair[0] & pair[1]))
-    if first == 0:
-        raise JomaError("rho0 must not leave the token out of all samples")
-    share = both / first
-    se = np.sqrt(max(share * (1 - share), 1 / first) / first)
-    return monte_carlo(formula(height, depth, rho, classes, off) - share, se)
-
-
-@claim("thm5", cooccurrence, _sampled_at, printed=_printed_cooccurrence)
+@claim("thm5", cooccurrence, printed=_printed_cooccurrence)
 def _sampled_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
     leaves = tree.sample(100_000, rng)[1][-1]
     heights = np.arange(1, _DEPTH)
-    pairs = [trees.first_pair(tree, int(height)) for height in heights]
+    pairs = [first_pair(tree, int(height)) for height in heights]
     frequency, se = np.transpose([_frequency(leaves, *pair) for pair in pairs])
     return monte_carlo(
         formula(heights, _DEPTH, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS) - frequency, se
@@ -185,9 +191,9 @@ def _sampled_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasurement:
 
 def _enumerated(tree: hblt.Tree, height: int) -> Any:
     """P[y_l=1|y_m=1] of two leaves with a common ancestor of a given height."""
-    weights, levels = trees.enumerate_assignments(tree)
-    first, other = trees.first_pair(tree, height)
-    joint = trees.two_by_two(weights, levels[-1][:, other], levels[-1][:, first])
+    weights, levels = enumerate_assignments(tree)
+    first, other = first_pair(tree, height)
+    joint = two_by_two(weights, levels[-1][:, other], levels[-1][:, first])
     return joint[1, 1] / joint[:, 1].sum()
 
 
@@ -200,22 +206,7 @@ def _enumerated_under_the_class(formula: Formula, rng: Generator) -> ClaimMeasur
     return measured(abs(formula(2, 3, 0.9, class_probs, off) - _enumerated(tree, 3)), 1e-12)
 
 
-@over(**_PAIRS)
-def _exact_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """Generation by generation: the ancestor's distribution, then the pair's."""
-    height, depth, rho = height_of(point), point["depth"], point["rho"]
-    classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))
-    top = (classes @ off, classes @ (1 - off))
-    pair = trees.by_generations(height, depth, ((1 + rho) / 2, (1 - rho) / 2), top)
-    on = float(pair[0, 1] + pair[1, 1])
-    if on < 1e-13:
-        raise JomaError("rho0 must not leave the token out")
-    return measured(
-        abs(formula(height, depth, rho, classes, off) - pair[1, 1] / on), 1e-13 + 1e-14 / on
-    )
-
-
-@claim("thm5-exact", cooccurrence, _exact_at, printed=_printed_cooccurrence)
+@claim("thm5-exact", cooccurrence, printed=_printed_cooccurrence)
 def _enumerated_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
     for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
@@ -231,42 +222,29 @@ def _enumerated_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasureme
 def _pair(height: int, depth: int, epsilon: float, epsilon0: float) -> Any:
     """The joint distribution of two leaves at ρ = 1 − ε and ρ₀ = 1 − ε₀."""
     channel, top = ((1 - one / 2, one / 2) for one in (epsilon, epsilon0))
-    return trees.by_generations(height, depth, channel, top)
+    return by_generations(height, depth, channel, top)
 
 
-def _co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: float) -> float:
+def co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: float) -> float:
     """P[y_l=1|y_m=1] at ρ = 1 − ε and ρ₀ = 1 − ε₀."""
     pair = _pair(height, depth, epsilon, epsilon0)
     return pair[1, 1] / (pair[0, 1] + pair[1, 1])
 
 
-@over(
-    height=Real(0.0, 1.0, special=(0.0, 0.5)),
-    depth=Integer(1, 1000, log=True),
-    flips=Real(1e-6, 1.0, log=True),
-)
-def _near_one_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """The error of the expansion in units of its second order, (H/L)(Lε)²."""
-    height, depth, epsilon = height_of(point), point["depth"], point["flips"] / point["depth"]
-    reference = _co_occur_by_recursion(height, depth, epsilon, epsilon)
-    second_order = height / depth * point["flips"] ** 2
-    return measured(abs(formula(height, depth, epsilon) - reference), second_order + 1e-11)
-
-
-@claim("eqn8", hblt.cooccurrence_near_one, _near_one_at, printed=printed.cooccurrence_near_one)
+@claim("eqn8", hblt.cooccurrence_near_one, printed=printed.cooccurrence_near_one)
 def _order_of_the_error(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """How far the order of the error in ε falls short of two, at H ≠ L/2 (there it is none)."""
     epsilon = 2.0 ** -np.arange(5, 13)
     errors = [0.0]
     for depth, height in [(4, 1), (4, 3), (7, 2), (7, 6)]:
-        reference = np.array([_co_occur_by_recursion(height, depth, e, e) for e in epsilon])
+        reference = np.array([co_occur_by_recursion(height, depth, e, e) for e in epsilon])
         error = np.abs(formula(height, depth, epsilon) - reference)
         errors.append(2 - np.polyfit(np.log(epsilon), np.log(error), 1)[0])
     return measured(errors, 0.05)
 
 
 def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
-    weights, levels = trees.enumerate_assignments(tree)
+    weights, levels = enumerate_assignments(tree)
     worst = 0.0
     for level, node in [(level, size - 1) for level, size in enumerate(tree.sizes)]:
         top, rho, place = level, 1.0, node
@@ -283,7 +261,7 @@ def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
 def _not_shallow_or_not_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
     missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
-    away = [abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing]
+    away = [abs(co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing]
     return measured(min(away), 1e-3)
 
 
@@ -293,7 +271,7 @@ def _shallow_and_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
     near, nearer = 1e-6, 1e-9
     epsilons = [(near, near), (near, nearer), (nearer, near), (near, 0.5), (near, 1.9)]
     cases = product([1, 2, 3], [10_000, 1_000_000], epsilons)
-    away = [abs(_co_occur_by_recursion(h, d, *both) - formula()) for h, d, both in cases]
+    away = [abs(co_occur_by_recursion(h, d, *both) - formula()) for h, d, both in cases]
     return measured(away, 1e-3)
 
 
@@ -301,7 +279,8 @@ _LARGEST_SLACK = 2.05408
 """Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
 
 
-def _bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+def bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+    """Return by how much P[y_l=0 | y_m=1] exceeds a bound, or is too far below."""
     apart = _apart(height, depth, epsilon)
     bound = float(formula(height, depth, epsilon))
     return max(apart - bound, bound - _LARGEST_SLACK * apart) / max(apart, 1e-300)
@@ -313,47 +292,36 @@ def _apart(height: int, depth: int, epsilon: float) -> float:
     return float(pair[0, 1] / (pair[0, 1] + pair[1, 1]))
 
 
-@over(
-    height=Real(0.0, 1.0, special=(0.0,)),
-    depth=Integer(2, 1_000_000, log=True),
-    epsilon=Real(1e-9, 1.0, log=True),
-)
-def _bounded_dissociation_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    height = max(height_of(point), 1)
-    error = _bounded_dissociation_of(formula, height, point["depth"], point["epsilon"])
-    return ClaimMeasurement(error, 1e-8)
-
-
-@claim("thm5-remark-bound", hblt.dissociation_bound, _bounded_dissociation_at)
+@claim("thm5-remark-bound", hblt.dissociation_bound)
 def _bounded_dissociation(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
     worst = 0.0
     for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
         for height in {1, depth // 2, depth - 1}:
-            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
-    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
+            worst = max(worst, bounded_dissociation_of(formula, height, depth, epsilon))
+    apart = 1 - co_occur_by_recursion(3, 10, 1e-6, 1e-6)
     worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
-    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
+    apart = 1 - co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
     worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / _LARGEST_SLACK) - 1e-4)
     return measured(worst, 1e-9)
 
 
 def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
-    weights, levels = trees.enumerate_assignments(tree)
+    weights, levels = enumerate_assignments(tree)
     nodes = [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
     worst = 0.0
     for a, b in combinations_with_replacement(nodes, 2):
-        reference = trees.two_by_two(weights, levels[a[0]][:, a[1]], levels[b[0]][:, b[1]])
+        reference = two_by_two(weights, levels[a[0]][:, a[1]], levels[b[0]][:, b[1]])
         worst = max(worst, np.max(np.abs(formula(tree, a, b) - reference)))
     a, b = nodes[0], nodes[-1]
     worst = max(worst, np.max(np.abs(formula(tree, a, b) - formula(tree, b, a).T)))
     return measured(worst, 1e-13)
 
 
-@claim("lemma9", hblt.descent, trees.over_trees(_descendants_in), measure=_descendants_in)
-@claim("eqn103", hblt.latent_distribution, trees.over_trees(_marginals_in), measure=_marginals_in)
-@claim("hblt-joint", hblt.Tree.joint, trees.over_trees(_joints_in), measure=_joints_in)
+@claim("lemma9", hblt.descent, measure=_descendants_in)
+@claim("eqn103", hblt.latent_distribution, measure=_marginals_in)
+@claim("hblt-joint", hblt.Tree.joint, measure=_joints_in)
 def _in_a_tree(
     formula: Formula, rng: Generator, *, measure: Callable[[Formula, hblt.Tree], ClaimMeasurement]
 ) -> ClaimMeasurement:
-    return measure(formula, trees.irregular_tree())
+    return measure(formula, irregular_tree())

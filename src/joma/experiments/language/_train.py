@@ -1,6 +1,6 @@
 """The text as networks read it, their training, and what is measured of them as they learn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +22,12 @@ from joma.experiments.language._groups import (
     named,
 )
 from joma.models import LanguageConfig, LanguageModel
-from joma.models.full_speed import FastLanguageModel
 from joma.models.language import FIRST_RANGE
-from joma.optim.full_speed import LazyAdam
+from joma.optim import StackedAdam
 from joma.probes import stable_ranks
 from joma.runs import Run
 from joma.train import Ensemble
 
-_TABLE = "embedding.weight"
 CLIP = 0.5
 """The largest norm of a gradient."""
 
@@ -200,7 +198,7 @@ class LanguageNetworks:
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
         self.numbers = _NUMBERS[device]
-        model = FastLanguageModel(
+        model = LanguageModel(
             LanguageConfig(
                 vocabulary=text.setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
@@ -208,18 +206,11 @@ class LanguageNetworks:
             device=device,
         )
         start_as_torch(model, torch_seeds(request.seed, size.seeds) * (len(seeds) // size.seeds))
-        optimizer = LazyAdam(
-            model.named_parameters(),
-            rates,
-            clip=CLIP,
-            # On a GPU, where what is read and written is what takes the time.
-            lazy=[_TABLE] if device == "cuda" else [],
-        )
         self.ensemble = Ensemble(
             model,
-            optimizer,
+            StackedAdam(model.named_parameters(), rates, clip=CLIP),
             text.train.at,
-            loss=training_loss(optimizer),
+            loss=training_loss,
             precision="bfloat16" if device == "cuda" else "float32",
             restart_every=text.train.count,
         )
@@ -245,7 +236,7 @@ class LanguageNetworks:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _evaluate(self, model: FastLanguageModel, part: slice, rows: int) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, model: LanguageModel, part: slice, rows: int) -> tuple[Tensor, Tensor]:
         """Return sums over some of the validation text: loss (E,) and entropies (layers, E)."""
         parts = (whole[part].split(rows) for whole in (self.tokens, self.targets, self.weights))
         found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
@@ -253,7 +244,7 @@ class LanguageNetworks:
         return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
 
-def _stable_ranks(model: FastLanguageModel) -> np.ndarray:
+def _stable_ranks(model: LanguageModel) -> np.ndarray:
     """Return stable rank and bound of each lower layer, (layers, E, 2); NaN where it diverged."""
     weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
     flat = [matrix for members in weights_LE for matrix in members]
@@ -268,18 +259,10 @@ Window = tuple[Tensor, Tensor, Tensor]
 """Tokens, the words after them, and the weight of each, all (B, T)."""
 
 
-def training_loss(optimizer: LazyAdam) -> Callable[[FastLanguageModel, Window, Tensor], Tensor]:
-    """Return the training loss: cross-entropy of each member on a window, (E,)."""
-    rows = optimizer.rows.get(_TABLE)
-
-    def fetch(tokens_BT: Tensor) -> Tensor:
-        assert rows is not None
-        return rows.fetch(tokens_BT, optimizer.steps)
-
-    def loss(model: FastLanguageModel, window: Window, step: Tensor) -> Tensor:
-        return model.loss_and_backward(*window, step, None if rows is None else fetch)
-
-    return loss
+def training_loss(model: LanguageModel, window: Window, step: Tensor) -> Tensor:
+    """Return the cross-entropy of each member on a window, (E,)."""
+    tokens_BT, targets_BT, weights_BT = window
+    return model.losses(tokens_BT, targets_BT, weights_BT=weights_BT, step=step)
 
 
 def torch_seeds(seed: int, count: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.probes._attention_sight import lowest_seen
+from joma.kernels.attention import lowest_seen
 from joma.probes.attention import AttentionStatistics, attention_statistics, with_sinks
 
 HOW = (

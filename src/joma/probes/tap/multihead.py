@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 from torch.overrides import BaseTorchFunctionMode
 
 from joma.errors import JomaError
-from joma.probes._attention_sight import hides
+from joma.kernels.attention import hides
 from joma.probes.tap.call import HOW
 from joma.probes.tap.stack import Tap, wrapped_forward
 

@@ -9,11 +9,9 @@ import numpy as np
 
 from joma.common import json_files
 from joma.common.checks import check_at_least
-from joma.common.progress import Progress
 from joma.errors import JomaError
 from joma.report.html._cache import cache_costs
 from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
-from joma.report.html._fits import entropy_fits
 from joma.report.html._galore import gradient_ranks
 from joma.report.html._titles import run_titles
 from joma.report.html._words import UNRATED, charts_of_finding, not_finite_word
@@ -34,8 +32,6 @@ def payload(
     *,
     most_points: int = MOST_POINTS,
     budget: int | None = None,
-    fit: bool = False,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Return everything a page shows of a run, ready for JSON.
 
@@ -45,8 +41,6 @@ def payload(
             and say so.
         budget: About the most points of all series together, otherwise 60,000, or `most_points`
             if that is more.
-        fit: Whether Eqn 6 is fitted to attention entropies, which takes seconds for each layer.
-        progress: Called while fits are made.
 
     Raises:
         JomaError: The run is damaged.
@@ -78,7 +72,6 @@ def payload(
         "facts": facts(recorded),
         "galore": gradient_ranks(recorded),
         "cache": cache_costs(run),
-        "fits": entropy_fits(recorded, progress=progress) if fit else None,
         "tables": [_table(run, name) for name in run.tables],
     }
 
@@ -105,7 +98,6 @@ def damaged_payload(path: Path, reason: str) -> dict[str, Any]:
         "environment": {},
         "galore": None,
         "cache": None,
-        "fits": None,
         "tables": [],
         **empty,
     }

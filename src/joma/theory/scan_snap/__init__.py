@@ -5,7 +5,6 @@ logits z and the decoder Y, `train_on_samples` the same by stochastic gradient o
 finite length. `Balanced` is the case that can be solved.
 """
 
-from joma.common.renamed import renamed
 from joma.theory.scan_snap._balanced import Balanced, late_b, late_decoder_rate_effect
 from joma.theory.scan_snap._flow import (
     ScanSnapCorpus,
@@ -71,5 +70,3 @@ __all__ = [
     "snapping_time",
     "train_on_samples",
 ]
-
-__getattr__ = renamed(__name__, {"Corpus": "ScanSnapCorpus", "Trajectory": "ScanSnapTrajectory"})

@@ -6,10 +6,11 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 from scipy.integrate import solve_ivp
 
 from joma.errors import JomaError
-from joma.theory import _checks, _special
+from joma.theory import _checks
 from joma.theory._checks import Array
 
 
@@ -144,7 +145,7 @@ def objective(corpus: ScanSnapCorpus, z: ArrayLike, y: ArrayLike) -> Array:
     """Scan&Snap, E[log softmax(Yᵀf_n)_n], the log-likelihood of the next token for T → ∞."""
     scores = feature(corpus, z) @ _decoder(corpus, y)
     own = np.diagonal(scores, axis1=-2, axis2=-1)
-    return np.asarray((own - _special.log_sum_exp(scores)) @ corpus.joint)
+    return np.asarray((own - special.logsumexp(scores, axis=-1)) @ corpus.joint)
 
 
 def flow(
@@ -197,7 +198,7 @@ class ScanSnapTrajectory:
     @property
     def entropy(self) -> Array:
         """Entropy of the attention of every class in nats, shape (T, classes)."""
-        return _special.entropy(self.attention)
+        return np.sum(special.entr(self.attention), axis=-1)
 
     @property
     def fate(self) -> Array:

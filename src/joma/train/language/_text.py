@@ -66,7 +66,7 @@ def read_tokens(data: DataSection) -> Text:
 
 def save_tokenizer(tokenizer: "TextTokenizer", folder: Path) -> None:
     """Write a tokenizer's files as transformers has them; bytes need none."""
-    from joma.data.subwords import HuggingFace
+    from joma.data import HuggingFace
     from joma.models.tokenizers import note_no_special_tokens
 
     if isinstance(tokenizer, HuggingFace):
@@ -77,15 +77,15 @@ def save_tokenizer(tokenizer: "TextTokenizer", folder: Path) -> None:
 
 
 def _tokenizer(data: DataSection, text: "Corpus") -> Any:
-    from joma.data import subwords, tokenizing
+    from joma import data as texts
 
     if data.tokenizer == "bytes":
-        return tokenizing.BYTES
+        return texts.BYTES
     if data.tokenizer == "basic_english":
-        return tokenizing.BasicEnglish.of(text)
+        return texts.BasicEnglish.of(text)
     if data.tokenizer == "bpe":
         assert data.vocabulary is not None, "the section asks for it"
-        return subwords.ByteBPE.train(text.read("train"), data.vocabulary)
+        return texts.ByteBPE.train(text.read("train"), data.vocabulary)
     from joma.models.tokenizers import HuggingFaceTokenizer, load_tokenizer
 
     loaded = load_tokenizer(data.tokenizer)
@@ -94,7 +94,7 @@ def _tokenizer(data: DataSection, text: "Corpus") -> Any:
             "data.tokenizer must be bytes, basic_english, bpe or a tokenizer of transformers, got "
             f"{data.tokenizer!r}, which is another"
         )
-    return subwords.HuggingFace(loaded.tokenizer)
+    return texts.HuggingFace(loaded.tokenizer)
 
 
 _DRAWN_AT_ONCE = 1 << 20

@@ -4,7 +4,7 @@ The reference of the claims about `joma.theory.block` and its laws. Everything i
 the embedding space, sample by sample, and shares no code with what it checks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Formula, Generator, Point, PointMeasure, Search
-from joma.experiments.claims.measurement import ClaimMeasurement, measured
+from joma.experiments.claims.claim import Generator, Point
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import Choice, Integer, Parameter, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
 
 SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -35,23 +33,6 @@ PHI: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 POINTWISE = ("linear", "exp", "sigmoid")
-
-PARAMETERS: Mapping[str, Parameter] = {
-    "tokens": Integer(1, 8),
-    "nodes": Integer(1, 5),
-    "queries": Integer(1, 4),
-    "samples": Integer(1, 12),
-    "weights": Real(1e-3, 30.0, log=True),
-    "logits": Real(1e-3, 12.0, log=True),
-    "absent": Real(0.0, 0.9, special=(0.0,)),
-    "eta_w": Real(1e-3, 1e3, log=True, special=(1.0,)),
-    "eta_z": Real(1e-3, 1e3, log=True, special=(1.0,)),
-    "tau": Real(0.05, 20.0, log=True, special=(1.0,)),
-    "activation": Choice(*PHI),
-    "drive": Choice("gradient", "labels"),
-    "draw": Seed(),
-}
-"""Sizes, rates and data of any block; claims add an attention and embeddings, or fix some."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +100,7 @@ def draw_setting(
             "any".
         given: Values that the claim fixes.
     """
-    values = {**point.values, **given}
+    values = {**point, **given}
     rng = np.random.default_rng(values["draw"])
     m, k, n = values["tokens"], values["nodes"], values["samples"]
     q = values["queries"]
@@ -299,14 +280,6 @@ def follow(setting: Setting, reach: float, points: int) -> Trajectory:
     return trajectory([one for _, one in states], np.array([t for t, _ in states]))
 
 
-def descend(setting: Setting, step: float, count: int) -> Trajectory:
-    """Train by gradient steps."""
-    states = [setting]
-    for _ in range(count):
-        states.append(states[-1].moved(rates(states[-1]), step))
-    return trajectory(states, step * np.arange(count + 1.0))
-
-
 def trajectory(states: list[Setting], t: Array) -> Trajectory:
     """Return a training as `joma.theory.block.simulate` returns it."""
     z = np.stack([one.z for one in states])
@@ -354,41 +327,6 @@ def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
     return 1e-6 * sizes + 1e-13 * (rounding + terms / h) + 1e-300
 
 
-def law_search(first: str, *others: str, embeddings: str = "orthonormal", **given: Any) -> Search:
-    """Search for a block in which a law formula(block, v, z) moves.
-
-    Args:
-        first: An attention.
-        others: More of them: then one is drawn as the parameter `attention`.
-        embeddings: As in `draw_setting`.
-        given: Values that the claim fixes; a callable takes the point's values.
-    """
-    drawn = {"attention": Choice(first, *others)} if others else {}
-
-    @over_blocks(*given, **drawn)
-    def search(formula: Formula, point: Point) -> ClaimMeasurement:
-        """How fast the quantity moves, in units of the sums that must cancel in it."""
-        attention = point["attention"] if drawn else first
-        fixed = {name: it(point.values) if callable(it) else it for name, it in given.items()}
-        setting = draw_setting(point, attention, embeddings, **fixed)
-
-        def law(at: Setting) -> Any:
-            return formula(at.block, at.state.v[None], at.logits())
-
-        derivative, h = law_derivative(law, setting)
-        own = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
-        whole = embeddings != "orthonormal" or attention == "softmax"
-        return measured(np.abs(derivative) / (law_sizes(setting, h, whole=whole) + own), 1.0)
-
-    return search
-
-
-def over_blocks(*left_out: str, **added: Parameter) -> Callable[[PointMeasure], Search]:
-    """Turn a measure into a `Search` over `PARAMETERS`, without some and with others."""
-    kept = {name: it for name, it in PARAMETERS.items() if name not in left_out}
-    return lambda measure: Search({**kept, **added}, measure)
-
-
 def random_samples(rng: Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
     """Return forty samples of six tokens, with random gradients for each node."""
     x = rng.dirichlet(np.ones(6), size=40)
@@ -411,4 +349,4 @@ def random_point(rng: Generator, **given: Any) -> Point:
     sizes = {"tokens": 5, "nodes": 3, "queries": 1, "samples": 9}
     data = {"weights": 0.5, "logits": 0.5, "absent": 0.2, "drive": "gradient"}
     block = {"eta_w": 0.7, "eta_z": 1.3, "tau": 0.6, "activation": "tanh"}
-    return Point({**sizes, **data, **block, "draw": int(rng.integers(2**32)), **given})
+    return {**sizes, **data, **block, "draw": int(rng.integers(2**32)), **given}

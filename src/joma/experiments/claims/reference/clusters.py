@@ -13,10 +13,8 @@ from scipy import optimize
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Generator, Point
-from joma.experiments.claims.measurement import ClaimMeasurement
+from joma.experiments.claims.claim import ClaimMeasurement, Generator, Point
 from joma.experiments.claims.reference.ode import five_point, gauss
-from joma.experiments.claims.search import Choice, Integer, Real
 from joma.theory import marginals
 from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 
@@ -363,14 +361,6 @@ def draw(marginal: Marginal, n: int, size: int, rng: Generator) -> Array:
 def decide(wrong: bool, border: float) -> ClaimMeasurement:
     """The measurement of a yes or no: the nearer to the border, the larger, to guide a search."""
     return ClaimMeasurement(2.0 if wrong else 0.1 * float(np.exp(-abs(border))), 1.0)
-
-
-FAMILY: dict[str, Any] = {
-    "family": Choice("gaussian", "student", "laplace", "logistic", "ball"),
-    "df": Real(1.1, 100.0, log=True, special=(2.0, 3.0)),
-    "n": Integer(1, 50, log=True),
-}
-"""Parameters that `family_of` turns into a marginal."""
 
 
 def scene(point: Point, shortest: float) -> tuple[list[Marginal], Array, Array, Array, float]:

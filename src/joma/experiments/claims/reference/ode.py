@@ -1,7 +1,7 @@
 """Reference solutions of differential equations, and quadrature."""
 
-import functools
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,8 @@ from scipy import integrate
 
 from joma.errors import JomaError
 
-_MAX_CALLS = 50_000
-
-gauss = functools.cache(np.polynomial.legendre.leggauss)
-"""Places in (-1, 1) and weights of Gauss's rule with a given number of nodes."""
+gauss = cache(np.polynomial.legendre.leggauss)
+"""Nodes and weights of Gauss's rule on (-1, 1), by their number."""
 
 
 def solve(right_side: Callable[[Any], Any], start: Any, t: Any, **options: Any) -> Any:
@@ -37,38 +35,6 @@ def solve(right_side: Callable[[Any], Any], start: Any, t: Any, **options: Any) 
         raise JomaError("the reference solver gives up on this point")
     states = solution.y.T.reshape(-1, *start.shape)
     return states[-1] if one else states
-
-
-def follow(right_side: Callable[[Any], Any], start: Any, t: float, rtol: float = 1e-10) -> Any:
-    """Return the state of an autonomous ODE at time t, by LSODA with a limited number of calls."""
-    start = np.asarray(start, dtype=float)
-    if start.size == 0 or t == 0:
-        return start
-    calls = 0
-
-    def rate(state: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > _MAX_CALLS:
-            raise JomaError("the reference solver takes too many steps at this point")
-        return right_side(state)
-
-    return solve(rate, start, t, method="LSODA", rtol=rtol, atol=1e-2 * rtol)
-
-
-def integral(
-    function: Callable[[Any], Any], *panels: tuple[float, float, int], nodes: int = 20
-) -> float:
-    """Return an integral by Gauss's rule; a panel is a range and the number of its parts."""
-    places, weights = gauss(nodes)
-    total = 0.0
-    for low, high, count in panels:
-        if high > low:
-            ends = np.linspace(low, high, count + 1)
-            half = (high - low) / count / 2
-            x = ends[:-1, None] + half * (1 + places)
-            total += float(np.sum(function(x) @ weights)) * half
-    return total
 
 
 def five_point(values: Iterable[Any], step: float) -> Any:

@@ -4,49 +4,20 @@ The log-likelihood is differentiated by PyTorch. Where symmetry leaves a few var
 these alone is integrated, which is fast; the flow of all of them is `scan_snap.evolve`.
 """
 
-from collections.abc import Callable
-from math import exp, hypot, sqrt
+from collections.abc import Callable, Iterator
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.integrate import odeint
 
 from joma.common.types import Array
-from joma.theory.scan_snap import ScanSnapCorpus
+from joma.experiments.claims.claim import Generator, Point
+from joma.theory import scan_snap
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def _log_likelihood(corpus: ScanSnapCorpus, z: "Tensor", y: "Tensor") -> "Tensor":
-    """E[log softmax(Yᵀf_n)_n]."""
-    import torch
-
-    tokens = torch.tensor(corpus.token_given_class)
-    weights = tokens * torch.exp(z[torch.tensor(corpus.query)])
-    f = weights / weights.norm(dim=1, keepdim=True)
-    log_alpha = torch.log_softmax(f @ y, dim=1)
-    return torch.tensor(corpus.joint) @ log_alpha.diagonal()
-
-
-def gradient(corpus: ScanSnapCorpus, z: Array, y: Array) -> tuple[Array, Array]:
-    """Return the derivatives of the log-likelihood by z and Y, that by z over P(m)."""
-    import torch  # not before: claims are listed without it
-
-    at = torch.tensor(z, requires_grad=True), torch.tensor(y, requires_grad=True)
-    by_z, by_y = torch.autograd.grad(_log_likelihood(corpus, *at), at)
-    return by_z.numpy() / corpus.query_probability[:, None], by_y.numpy()
-
-
-def initial_acceleration(corpus: ScanSnapCorpus) -> Array:
-    """Return z̈(0)/(η_Y η_Z) from z = Y = 0: the derivative of ż along Ẏ, for ż(0) is 0."""
-    import torch
-
-    z = torch.zeros((corpus.queries, corpus.tokens), dtype=torch.float64, requires_grad=True)
-    y = torch.zeros((corpus.tokens, corpus.classes), dtype=torch.float64, requires_grad=True)
-    (by_y,) = torch.autograd.grad(_log_likelihood(corpus, z, y), y, create_graph=True)
-    (along,) = torch.autograd.grad((by_y * by_y.detach()).sum(), z)
-    return along.numpy() / corpus.query_probability[:, None]
+    pass
 
 
 def integrate(
@@ -141,119 +112,59 @@ class Alike:
         return path
 
 
-class Even:
-    """The flow of a balanced corpus: K classes, C common and D distinct tokens, alike each.
-
-    The state is (z of a common token, z of a distinct token, y, B).
-    """
-
-    def __init__(self, classes: int, common: int, distinct: int, mass: float) -> None:
-        self.sizes = classes, common, distinct
-        self.ratio = mass**2 / common / ((1 - mass) ** 2 / distinct)
-
-    def rate(self, state: Array, eta_y: float, eta_z: float) -> list[float]:
-        """Return the derivatives by t."""
-        k, c, d = self.sizes
-        z_common, z_distinct, y, _ = state.tolist()
-        odds = self.ratio * exp(2 * min(z_common - z_distinct, 300.0))
-        distinct, common = 1 / (1 + odds), odds / (1 + odds)
-        margin = k / (k - 1) * sqrt(distinct * d) * y
-        miss = (k - 1) / (exp(min(margin, 700.0)) + k - 1)
-        pull = margin * miss
-        return [
-            -eta_z * common / c * pull,
-            eta_z / k * common / d * pull,
-            eta_y / k * sqrt(distinct / d) * miss,
-            eta_z / k * common / distinct * pull,
-        ]
-
-    def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
-        """Return the states at the times t."""
-        # y is small where attention moves long before the decoder has learned: integrate it larger.
-        scale = np.array([1.0, 1.0, max(1.0, sqrt(eta_z / eta_y)), 1.0])
-
-        def rate(_: float, state: Array) -> Any:
-            return scale * self.rate(state / scale, eta_y, eta_z)
-
-        return integrate(rate, np.zeros(4), t, _clock(eta_y, eta_z), rtol) / scale
+def one_query(tokens: Any, joint: Any) -> ScanSnapCorpus:
+    """Return a corpus of one query, P(l|n) and P(n)."""
+    tokens = np.asarray(tokens, dtype=float)
+    return ScanSnapCorpus(tokens, np.zeros(len(tokens), dtype=np.int64), np.asarray(joint))
 
 
-class TwoClasses:
-    """The flow of two classes of one query with one common token and one distinct token each.
-
-    The state is z and w = Y₁ − Y₂, of the common token and the two distinct ones.
-    """
-
-    def __init__(self, common: tuple[float, float], share: float) -> None:
-        self.common, self.share = common, share
-
-    @property
-    def corpus(self) -> ScanSnapCorpus:
-        """The corpus, the common token first."""
-        (first, second), share = self.common, self.share
-        tokens = np.array([[first, 1 - first, 0.0], [second, 0.0, 1 - second]])
-        return ScanSnapCorpus(tokens, np.zeros(2, dtype=np.int64), np.array([share, 1 - share]))
-
-    def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
-        """Return the states at the times t."""
-        first, second = self.common
-
-        def rate(_: float, state: Array) -> list[float]:
-            z, z1, z2, w, w1, w2 = state.tolist()
-            pairs = ((first, z1, w1, 1.0, self.share), (second, z2, w2, -1.0, 1 - self.share))
-            z_rate, w_rate, own_z, own_w = 0.0, 0.0, [], []
-            for common, own, weight, sign, share in pairs:
-                lead = own - z
-                c, d = (
-                    (common * exp(-lead), 1 - common)
-                    if lead > 0
-                    else (common, (1 - common) * exp(lead))
-                )
-                norm = hypot(c, d)
-                c, d = c / norm, d / norm
-                margin = sign * (c * w + d * weight)
-                miss = 1 / (1 + exp(min(margin, 700.0)))
-                z_rate += share * miss * c * (sign * w - c * margin)
-                own_z.append(eta_z * share * miss * d * (sign * weight - d * margin))
-                w_rate += 2 * share * miss * sign * c
-                own_w.append(eta_y * 2 * share * miss * sign * d)
-            return [eta_z * z_rate, *own_z, eta_y * w_rate, *own_w]
-
-        return integrate(rate, np.zeros(6), t, _clock(eta_y, eta_z), rtol)
+PULLED_DOWN = one_query([[0.25, 0.75, 0.00], [0.85, 0.00, 0.15]], [0.5, 0.5])
+"""Its last token is distinct, next to one with P = .25 and .85: it rises and then falls."""
+UNEVEN = one_query([[0.8, 0.2, 0.0], [0.8, 0.0, 0.2]], [0.8, 0.2])
+"""One equally common token, but classes of unequal probability: the frequent one's can fall."""
+FALLING = ((PULLED_DOWN, 5.0, 1e4), (PULLED_DOWN, 100.0, 1e18), (UNEVEN, 0.02, 1e4))
+"""Corpora, an η_Y/η_Z and a time by which a distinct token and B have fallen below 0."""
 
 
-def frozen(
-    gram: Array, joint: Array, t: Array, eta_y: float, rtol: float = 1e-9
-) -> tuple[Array, Array, Array]:
-    """Return scores, B and Ḃ over η_Z of one query while attention stands still.
+def random_corpus(
+    rng: Generator,
+    classes: int,
+    common: int,
+    distinct: int,
+    *,
+    mass: float = 0.5,
+    equal: bool = True,
+) -> ScanSnapCorpus:
+    """Return a corpus of one query: tokens equally common in all classes, others of one class."""
+    tokens = np.zeros((classes, common + classes * distinct))
+    tokens[:, :common] = mass * rng.dirichlet(np.full(common, 3.0))
+    for class_ in range(classes):
+        own = common + class_ * distinct
+        tokens[class_, own : own + distinct] = (1 - mass) * rng.dirichlet(np.full(distinct, 3.0))
+    joint = np.full(classes, 1 / classes) if equal else rng.dirichlet(np.full(classes, 4.0))
+    return one_query(tokens, joint)
 
-    Y = Σ_n f_n y_nᵀ, so that only the products f_nᵀf_n' matter.
 
-    Args:
-        gram: f_nᵀf_n', shape (classes, classes).
-        joint: P(n).
-        t: times.
-        eta_y: rate of the decoder.
-        rtol: relative tolerance.
-    """
-    classes = len(joint)
-    own = np.eye(classes)
+def balanced_corpora(
+    rng: Generator, *sizes: tuple[int, int, int], spread: float = 0.2
+) -> Iterator[Balanced]:
+    """Yield balanced corpora of given sizes K, C, D, with a random mass on the common tokens."""
+    for size in sizes:
+        yield Balanced(*size, common_mass=float(rng.uniform(0.5 - spread, 0.5 + spread)))
 
-    def parts(state: Array) -> tuple[Array, Array, Array]:
-        y = state[: classes**2].reshape(classes, classes)
-        scores = gram @ y
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        others = (1 - own) * weights / weights.sum(axis=1, keepdims=True)
-        residual = own * others.sum(axis=1, keepdims=True) - others
-        # γ_n − f_nᵀg_n: what the features of other classes take away.
-        b_rate = -joint * np.sum(gram * (1 - own) * (residual @ y.T), axis=1)
-        return scores, residual, b_rate
 
-    def rate(_: float, state: Array) -> Array:
-        residual, b_rate = parts(state)[1:]
-        return np.concatenate([eta_y * (joint[:, None] * residual).ravel(), b_rate])
+def alike(point: Point) -> Alike:
+    """Return the flow of classes that are alike."""
+    mass = point["mass"]
+    return Alike(point["classes"], mass * point["common"], (1 - mass) * point["distinct"])
 
-    start = np.zeros(classes**2 + classes)
-    path = integrate(rate, start, t, eta_y, rtol)
-    scores = np.stack([parts(state)[0] for state in path])
-    return scores, path[:, classes**2 :], np.stack([parts(state)[2] for state in path])
+
+def balanced(point: Point) -> Balanced:
+    """Return the balanced corpus of a point."""
+    return Balanced(point["classes"], point["common"], point["distinct"], point["mass"])
+
+
+def share_at_start(corpus: ScanSnapCorpus) -> float:
+    """Return F = Σ f² over the distinct tokens of the first class."""
+    f = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))
+    return float(np.sum(f[0, corpus.distinct] ** 2))

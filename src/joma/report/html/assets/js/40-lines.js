@@ -20,7 +20,7 @@ function logTicks(low, high) {
 class Lines {
   /** Draw what a card shows.
    * @param host the element to draw into
-   * @param card its `lines()`, `chart`, `logarithmic`, `findings()`, `bands()`, `references()` */
+   * @param card its `lines()`, `chart`, `logarithmic`, `findings()`, `references()` */
   constructor(host, card) {
     this.host = host;
     this.card = card;
@@ -129,10 +129,6 @@ class Lines {
       for (let k = Math.max(lowerBound(steps, first) - 1, 0); k < steps.length && steps[k] <= last; k++) take(values[k]);
     }
     for (const { value } of this.card.levels()) take(value);
-    for (const { low: lows, high: highs } of this.card.bands()) {
-      lows.forEach(take);
-      highs.forEach(take);
-    }
     if (low > high) return logarithmic ? [0.1, 1] : [0, 1];
     if (logarithmic) return low === high ? [low / 2, low * 2] : [low / 1.15, high * 1.15];
     const room = (high - low || Math.abs(high) || 1) * 0.06;
@@ -146,21 +142,6 @@ class Lines {
     pen.beginPath();
     pen.rect(left, top, width, height);
     pen.clip();
-    for (const band of this.card.bands()) {
-      pen.fillStyle = pen.strokeStyle = band.colour;
-      pen.globalAlpha = 0.16;
-      pen.beginPath();
-      band.steps.forEach((step, k) => pen.lineTo(x(step), y(band.high[k])));
-      for (let k = band.steps.length - 1; k >= 0; k--) pen.lineTo(x(band.steps[k]), y(band.low[k]));
-      pen.fill();
-      pen.globalAlpha = 0.9;
-      pen.setLineDash([2, 4]);
-      pen.lineWidth = 1.5 * devicePixelRatio;
-      pen.beginPath();
-      band.steps.forEach((step, k) => pen.lineTo(x(step), y(band.median[k])));
-      pen.stroke();
-    }
-    pen.globalAlpha = 1;
     pen.strokeStyle = pen.fillStyle = css("--muted");
     pen.lineWidth = devicePixelRatio;
     pen.setLineDash([4, 4]);

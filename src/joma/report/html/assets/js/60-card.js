@@ -162,17 +162,6 @@ class Card {
       .filter((it) => it.chart === this.chart.key || this.chart.key === "loss");
   }
 
-  /** Return the fits of Eqn 6 for the layers that are shown. */
-  bands() {
-    if (this.chart.key !== "attention_entropy" || this.heads) return [];
-    // Only the first member of an ensemble is fitted.
-    return this.lines().filter((it) => !it.hidden && !it.reference && !it.series.member).flatMap(({ series, style }) => {
-      const fits = store.runs[series.run].fits;
-      const found = fits ? fits.fits.find((it) => it.module === series.module && it.kind === series.kind && it.layer === series.layer) : null;
-      return found ? [{ ...found, colour: style.colour }] : [];
-    });
-  }
-
   fillControls() {
     const controls = [];
     const roles = [...new Set(this.chart.series.map((it) => it.role))];
@@ -261,8 +250,6 @@ class Card {
     const bad = this.chosen().reduce((sum, it) => sum + Object.values(it.marks).flat().length, 0);
     if (bad) notes.push(`${plural(bad, "value")} not finite, marked ×.`);
     if (!this.shown.length) notes.push("Nothing was measured for this choice.");
-    const bands = this.bands();
-    if (bands.length) notes.push(`Bands: Eqn 6 fitted to the first half, ${Math.round(bands[0].level * 100)}% interval; see Theory.`);
     this.notes.textContent = notes.join(" ");
   }
 

@@ -196,20 +196,3 @@ function galoreSection() {
     return nodes;
   });
 }
-
-/** What the fit of Eqn 6 says, and how far it can be relied on. */
-function theorySection() {
-  const fitted = store.runs.filter((it) => it.fits && it.fits.tried);
-  if (!fitted.length) return [];
-  const nodes = [el("p", { class: "plain", text: "Eqn 6 of JoMA, v̇ = (μ − v) ∘ exp(v²/2)/τ, was fitted to the first half of each layer's attention entropy; the chart shows its median and 90% interval, and the second half was not seen by the fit." }),
-    el("p", { class: "quiet", text: "How often it is wrong: on curves that obey Eqn 6 the 90% intervals hold the truth in 76 to 91% of cases. On recorded language models they held 9% of the later values, and the last value seen was the better prediction in 14 of 17 curves. Read a band as a comparison with the theory, not as a forecast." })];
-  for (const run of fitted) {
-    const of = several() ? `${run.title}, ` : "";
-    const rows = [
-      ...run.fits.fits.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
-      ...run.fits.refused.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, "not drawn", null, null, null, it.reason]),
-    ];
-    nodes.push(numberTable(["layer", "module", "fitted to", "later values in the interval, noise added", "error (nats)", "error of the last value", "misfit or reason"], rows, "Fits of Eqn 6"));
-  }
-  return nodes;
-}

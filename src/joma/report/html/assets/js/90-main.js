@@ -13,7 +13,6 @@ function fillParts() {
   byId("summary").replaceChildren(several() ? runsTable() : summaryStrip(store.runs[0]));
   section("findings", "Findings", findingsList());
   section("cache", CACHE_TITLE, cacheSection());
-  section("theory", "Theory: the fit of Eqn 6", theorySection());
   section("galore", "Gradient rank and GaLore", galoreSection());
   section("end-values", "End values", several() ? [el("details", null, el("summary", { text: "Last value of every series, run by run" }), endValues())] : []);
   section("tables", "Tables", tablesSection());
@@ -42,7 +41,7 @@ function fillCharts() {
 function fillNavigation() {
   const links = [...document.querySelectorAll("main section[id] > h2")]
     .filter((it) => !it.parentElement.hidden)
-    .map((it) => el("a", { href: `#${it.parentElement.id}`, text: { "Gradient rank and GaLore": "GaLore", [CACHE_TITLE]: "Cache", "Theory: the fit of Eqn 6": "Theory" }[it.textContent] || it.textContent }));
+    .map((it) => el("a", { href: `#${it.parentElement.id}`, text: { "Gradient rank and GaLore": "GaLore", [CACHE_TITLE]: "Cache" }[it.textContent] || it.textContent }));
   byId("links").replaceChildren(...links);
 }
 

@@ -1,1 +1,0 @@
-"""GaLore's convergence: contraction with a fixed projection, where it stalls, and beyond."""

@@ -1,1 +1,0 @@
-"""Joint dynamics of MLP and attention: Eqn 2, Theorem 1 and its laws."""

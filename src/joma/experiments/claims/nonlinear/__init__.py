@@ -1,1 +1,0 @@
-"""Nonlinear activation with attention: Eqn 6, and how entropy and rank drop and bounce back."""
