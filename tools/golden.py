@@ -1036,7 +1036,7 @@ CALLS = (
     "nonlinear.settled_threshold(MU)",
     "nonlinear.stable_rank_fate(np.abs(M))",
     "nonlinear.weights(MU, T)",
-    "posterior.posteriors(TREE, np.array([[0, 1, 1], [1, 0, 0], [1, 1, 1]]))",
+    "hblt.posteriors(TREE, np.array([[0, 1, 1], [1, 0, 0], [1, 1, 1]]))",
     "scan_snap.attention(CORPUS, Z)",
     "scan_snap.critical_margin(5)",
     "scan_snap.deciding_time(classes=4, distinct_share=0.5, eta_y=1.0)",

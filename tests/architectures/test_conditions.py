@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from joma.models import enable_checkpointing
 from joma.probes import watch_attention
 from tests.architectures._comparison import Entropies, largest_difference, watched
 from tests.architectures._models import BY_NAME, build, inputs_of
@@ -98,38 +97,6 @@ def test_a_cache_given_by_hand_with_padding():
     _agree(found, mean_entropies(seen, {5: mask[:, :5].bool(), 7: mask[:, 5:].bool()}))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5"])
-def test_gradient_checkpointing_is_seen_once(name: str):
-    architecture = BY_NAME[name]
-    inputs = inputs_of(architecture, "right")
-    model = build(architecture)
-    plain, _ = watched(model, inputs)
-    enable_checkpointing(model)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    for module in model.modules():
-        for attribute in ("attention_dropout", "attn_dropout", "dropout"):
-            if isinstance(getattr(module, attribute, None), float):
-                setattr(module, attribute, 0.0)
-    model.train()
-    found = Entropies()
-    with watch_attention(model, found):
-        model(**inputs)[0].square().mean().backward()
-    _agree(found, plain.means())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "opt"])
-def test_dropout_draws_what_it_would_draw(name: str):
-    inputs = inputs_of(BY_NAME[name])
-    model = build(BY_NAME[name]).train()
-    torch.manual_seed(3)
-    plain = model(**inputs)[0]
-    torch.manual_seed(3)
-    with watch_attention(model, Entropies()):
-        assert torch.equal(model(**inputs)[0], plain)
-
-
 class _Wrapped(nn.Module):
     """A model in another that calls it twice, for a question and for an answer."""
 
@@ -212,34 +179,6 @@ def test_sequences_packed_by_positions():
         _agree(found, mean_entropies(seen))
         first = seen[0].probabilities[0, :, 5:, :5]
         assert float(first.max()) == 0, "the second text must not see the first"
-
-
-def test_embeddings_in_the_place_of_tokens():
-    model, eager = build(BY_NAME["llama"]), build(BY_NAME["llama"], attention="eager")
-    mask = _mask(12, 12, 8)
-    embeddings = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(0))
-    inputs = {"inputs_embeds": embeddings, "attention_mask": mask}
-    found, _ = watched(model, inputs)
-    _agree(found, mean_entropies(attentions(eager, inputs), {12: mask.bool()}))
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "bloom", "gpt_oss"])
-def test_bfloat16(name: str):
-    inputs = inputs_of(BY_NAME[name], "left")
-    model = build(BY_NAME[name], attention="eager", dtype=torch.bfloat16)
-    found, _ = watched(model, inputs)
-    real = {inputs["attention_mask"].shape[1]: inputs["attention_mask"].bool()}
-    expected = mean_entropies(attentions(model, inputs), real)
-    assert largest_difference(found.means(), expected) < 0.02
-
-
-def test_attention_asked_for_by_the_model():
-    inputs = inputs_of(BY_NAME["llama"], "left")
-    inputs["output_attentions"] = True
-    model = build(BY_NAME["llama"], attention="eager")
-    found, _ = watched(model, inputs)
-    real = {inputs["attention_mask"].shape[1]: inputs["attention_mask"].bool()}
-    _agree(found, mean_entropies(attentions(model, inputs), real))
 
 
 def test_sound_of_different_lengths():

@@ -1,12 +1,11 @@
 """Attention of models inside other modules, and of models that get their inputs in odd ways."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes import watch_attention
@@ -44,42 +43,6 @@ def _agree(
 
 def _named(name: str) -> Callable[[str | None], Any]:
     return lambda attention: build(BY_NAME[name], attention=attention)
-
-
-@pytest.mark.parametrize("name", ["llama", "bert"])
-@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
-def test_a_mask_given_by_position(name: str, dtype: torch.dtype):
-    _agree(_named(name), lambda model: model(TOKENS, MASK.to(dtype)))
-
-
-class _Classifier(nn.Module):
-    """Names its arguments as it likes."""
-
-    def __init__(self, core: Any) -> None:
-        super().__init__()
-        self.core = core
-
-    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
-        return self.core(input_ids=ids, attention_mask=real).logits
-
-
-class _Prompted(_Classifier):
-    """Puts three vectors of its own before the text."""
-
-    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
-        text = self.core.get_input_embeddings()(ids)
-        prompt = torch.linspace(-1, 1, 3 * 32).reshape(1, 3, 32).expand(len(ids), -1, -1)
-        real = torch.cat([real.new_ones(len(ids), 3), real], 1)
-        return self.core(inputs_embeds=torch.cat([prompt, text], 1), attention_mask=real).logits
-
-
-def test_a_module_that_names_its_arguments_as_it_likes():
-    _agree(lambda it: _Classifier(_named("bert")(it)), lambda model: model(TOKENS, MASK))
-
-
-def test_a_prompt_before_the_text():
-    real = torch.cat([torch.ones(2, 3, dtype=torch.bool), MASK.bool()], 1)
-    _agree(lambda it: _Prompted(_named("llama")(it)), lambda model: model(TOKENS, MASK), {19: real})
 
 
 def _shared(attention: str | None) -> Any:
@@ -132,56 +95,6 @@ def test_generation_with_a_cache_of_fixed_size(name: str):
         lambda model: model.generate(TOKENS * mask, attention_mask=mask, **given),
         {16: mask.bool()},
     )
-
-
-class _Translator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(99, 32)
-        self.body = nn.Transformer(32, 4, 2, 2, 48, batch_first=True, dropout=0.0)
-
-    def forward(self, source: Tensor, target: Tensor, no_source: Tensor, no_target: Tensor) -> Any:
-        return self.body(
-            self.embedding(source),
-            self.embedding(target),
-            tgt_mask=torch.ones(16, 16, dtype=torch.bool).triu(1),
-            src_key_padding_mask=no_source,
-            memory_key_padding_mask=no_source,
-            tgt_key_padding_mask=no_target,
-        )
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_the_transformer_of_torch_with_padding():
-    def make(attention: str | None) -> nn.Module:
-        torch.manual_seed(0)
-        model = _Translator()
-        initialise(model, 4)
-        return model.eval()
-
-    _agree(make, lambda model: model(SOURCE, TOKENS, SOURCE_MASK == 0, MASK == 0))
-
-
-def test_threads_do_not_disturb_each_other():
-    model, other = build(BY_NAME["llama"]), build(BY_NAME["bert"])
-    alone, together = Entropies(), Entropies()
-
-    def run() -> None:
-        with torch.no_grad():
-            for _ in range(5):
-                other(TOKENS)
-                model(TOKENS)
-
-    with torch.no_grad(), watch_attention(model, alone):
-        model(TOKENS)
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    with watch_attention(model, together):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert together.means().keys() == alone.means().keys()
-    assert largest_difference(together.means(), alone.means()) < 1e-6
 
 
 def test_attention_over_blocks_is_refused():

@@ -14,7 +14,7 @@ from joma.experiments.table1_hblt import results as summary
 from joma.experiments.table1_hblt.networks import TreeNetworks
 from joma.experiments.table1_hblt.results import TreeResults, judge
 from joma.runs import Run
-from joma.theory.posterior import posteriors
+from joma.theory.hblt import posteriors
 
 L2 = {"L2": networks.GROUPS["L2"]}
 SIZE = networks.TreeSize(2, 8, 16, learning_rate=1e-2, steps=3, batch=8, samples=64, repeats=2)

@@ -156,25 +156,7 @@ CASES = {
         "gpt_neox.embed_in",
         _neox_weights,
     ),
-    "OPT": Case(
-        "OPTForCausalLM",
-        "OPTConfig",
-        {**DECODER, "ffn_dim": 48, "word_embed_proj_dim": 32},
-        "model.decoder.layers.{}",
-        "model.decoder.layers.{}.self_attn",
-        "model.decoder.layers.{}.fc2",
-        "model.decoder.embed_tokens",
-        _named(
-            query="model.decoder.layers.{}.self_attn.q_proj",
-            key="model.decoder.layers.{}.self_attn.k_proj",
-            value="model.decoder.layers.{}.self_attn.v_proj",
-            output="model.decoder.layers.{}.self_attn.out_proj",
-            mlp_down="model.decoder.layers.{}.fc2",
-            mlp_lower="model.decoder.layers.{}.fc1",
-        ),
-    ),
     "Llama": _llama_like("LlamaForCausalLM", "LlamaConfig", GROUPED),
-    "Mistral": _llama_like("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 5}),
     "BERT": Case(
         "BertForMaskedLM",
         "BertConfig",
@@ -192,22 +174,11 @@ CASES = {
             mlp_lower="bert.encoder.layer.{}.intermediate.dense",
         ),
     ),
-    "Gemma": _llama_like("GemmaForCausalLM", "GemmaConfig", GEMMA),
     "Gemma 2": _llama_like(
         "Gemma2ForCausalLM",
         "Gemma2Config",
         {**GEMMA, "sliding_window": 5, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 4},
         implementations=("eager",),  # the others leave the cap out
-    ),
-    "Gemma 3": _llama_like(
-        "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
-        {
-            **GEMMA,
-            "sliding_window": 5,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "query_pre_attn_scalar": 4,
-        },
     ),
 }
 

@@ -8,48 +8,22 @@ import transformers as hf
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.probes import Measurement, probe
-from tests.probes._watched import entropy_of, sharpen
-from tests.probes.test_watching_identity import (
-    CASES,
-    FRAMES,
-    MASK,
-    PIXELS,
-    TOKENS,
-    TOWER,
-    attentions,
-    bart,
-    whisper,
-)
+from joma.probes import probe
+from tests.architectures._models import BY_NAME, build
+from tests.probes._sharp import sharpen
 
+TOKENS = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(3))
+MASK = torch.ones(2, 9, dtype=torch.long)
+MASK[0, 6:] = 0
+PIXELS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(4))
+FRAMES = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(5))
+TOWER: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 ATTENTION = ("attention_entropy", "attention_first")
-
-
-def by_head(found: list[Measurement], metric: str) -> dict[tuple[str, str, int | None], float]:
-    return {(it.module, it.kind, it.head): it.value for it in found if it.metric == metric}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_attention_is_a_row_and_needs_no_map(name: str):
-    build, inputs, expected = CASES[name]
-    model: Any = sharpen(build())
-    found = by_head(probe(model, inputs=inputs, metrics=ATTENTION), "attention_entropy")
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = model(**inputs, output_attentions=True)
-    rows = 0
-    for kind, (path, attribute, mask) in expected.items():
-        for number, attention in enumerate(attentions(output, attribute)):
-            shared = f"#{number}" if number else ""
-            key = path.format(shared if name == "albert" else number)
-            entropy = entropy_of(attention).transpose(1, 2)
-            real = entropy.flatten(0, 1) if mask is None else entropy[mask.bool()]
-            heads = [found.pop((key, kind, head)) for head in range(attention.shape[1])]
-            assert heads == pytest.approx(real.mean(0).tolist(), abs=1e-5)
-            assert found.pop((key, kind, None)) == pytest.approx(float(real.mean()), abs=1e-5)
-            rows += 1
-    assert not found
-    assert rows == len(expected) * (3 if name == "albert" else 2)
 
 
 def test_images_and_sound_as_several_passes():
@@ -62,7 +36,7 @@ def test_images_and_sound_as_several_passes():
     assert len(one) == len(both) == 2 * 2 * 3
     assert [it.value for it in one] == pytest.approx([it.value for it in both], abs=1e-6)
     speech = {"input_features": FRAMES, "decoder_input_ids": TOKENS[:, :5]}
-    kinds = {it.kind for it in probe(sharpen(whisper()), inputs=speech, metrics=ATTENTION)}
+    kinds = {it.kind for it in probe(build(BY_NAME["whisper"]), inputs=speech, metrics=ATTENTION)}
     assert kinds == {"encoder self", "decoder self", "decoder cross"}
 
 
@@ -113,7 +87,7 @@ def test_a_module_of_ones_own_with_inputs():
 )
 def test_bad_inputs(given: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        probe(bart(), **given, metrics=ATTENTION)
+        probe(build(BY_NAME["bart"]), **given, metrics=ATTENTION)
 
 
 def test_an_encoder_and_its_decoder_read_a_text():

@@ -10,18 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import (
-    _checks,
     block,
-    cdag,
     clusters,
     embeddings,
-    galore,
     hblt,
-    invariants,
     linear,
     marginals,
     nonlinear,
-    posterior,
     spectra,
 )
 from tests.theory._bad import rejects
@@ -135,64 +130,6 @@ def test_the_blowup_time_itself_is_refused_where_it_has_few_digits(delta, log_of
 def test_ancestors_above_the_hierarchy_are_refused(above, depth):
     rejects("height", lambda: hblt.cooccurrence(depth + above, depth, 0.9, 0.5))
     rejects("rho0", lambda: hblt.cooccurrence(0, depth, 1.0, 1.0))
-
-
-LARGE = [1e20, 2**63, 2**70, float(2**63)]
-
-
-class TestWholeNumbers:
-    @pytest.mark.parametrize("large", LARGE)
-    def test_those_that_int64_cannot_hold_are_refused(self, large):
-        rejects("height", lambda: hblt.cooccurrence(large, 10**22, 0.9, 0.5))
-        rejects("rank", lambda: galore.svd_projection(np.eye(3), large))
-        rejects("rng", lambda: embeddings.almost_orthogonal(3, 3, large))
-
-    def test_those_that_float64_would_round_are_kept(self):
-        (kept,) = _checks.integers("n", [2**53 + 1], 0)
-        assert kept == 2**53 + 1
-
-    @pytest.mark.parametrize("digits", [400, 5000])  # of the second Python makes no words
-    def test_one_that_float64_cannot_hold_is_refused(self, digits: int):
-        huge = 10**digits
-        rejects("matrix", lambda: spectra.rank([[huge]]))
-        rejects("rank", lambda: galore.svd_projection(np.eye(3), huge))
-
-    @pytest.mark.parametrize("several", [[], [1, 2]])
-    def test_several_where_one_is_wanted_are_refused(self, several):
-        rejects("rank", lambda: galore.svd_projection(np.eye(3), several))
-        rejects("n", lambda: marginals.sphere_constant(several))
-
-
-OBJECTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (clusters.radial_velocity, {"marginal": GAUSSIAN, "gradients": [1.0], "means": [[1.0]]}),
-    (clusters.sufficient_condition, {"marginal": GAUSSIAN}),
-    (clusters.jacobian, {"marginal": GAUSSIAN, "point": clusters.CriticalPoint(0.0, 1.0, 2.0)}),
-    (clusters.curve, {"marginal": GAUSSIAN, "s": 1.0}),
-    (clusters.curve_slope, {"marginal": GAUSSIAN, "s": 1.0}),
-    (clusters.homogeneous_slopes, {"marginal": GAUSSIAN, "s": 1.0}),
-    (clusters.balance, {"marginal": GAUSSIAN, "gradients": [1.0], "s": [1.0]}),
-    (galore.refreshed_bound, {"problem": None, "step": 1.0, "rank": 1}),
-    (galore.stalled_gradient, {"problem": None, "w0": [[1.0]], "p": [[1.0]], "q": [[1.0]]}),
-    (hblt.descent, {"tree": None, "descendant": (1, 0), "ancestor": (0, 0)}),
-    (invariants.conserved, {"trajectory": None}),
-    (invariants.conserved_pointwise, {"block": None, "v": [[[1.0]]], "z": [[1.0]]}),
-    (invariants.exp_logits, {"block": None, "v": [1.0]}),
-    (invariants.softmax_logits, {"block": None, "v": [[1.0]], "mean_scores": [1.0]}),
-    (posterior.posteriors, {"tree": None, "leaves": [[0, 1]]}),
-    (block.velocity, {"block": None, "samples": None, "state": None}),
-    (block.objective, {"block": None, "samples": None, "state": None}),
-    (cdag.edge_correlations, {"network": None, "activations": None, "gradients": None}),
-]
-
-
-@pytest.mark.parametrize(("call", "arguments"), OBJECTS, ids=lambda x: getattr(x, "__name__", ""))
-@pytest.mark.parametrize("nothing", [None, 1.0, "gaussian"])
-def test_what_is_not_the_object_asked_for_is_refused(call, arguments, nothing):
-    name = next(iter(arguments))
-    rest = {"v": [1.0], "bias": 0.0, "latents": [[1.0]]}
-    wanted = set(inspect.signature(call).parameters) - set(arguments)
-    given = {**arguments, **{key: rest[key] for key in rest if key in wanted}}
-    rejects(name, lambda: call(**{**given, name: nothing}))
 
 
 class TestExtremes:

@@ -74,30 +74,6 @@ def test_training_lowers_the_error_and_keeps_residual_edges():
     assert np.all(trained.weights[~(network.trained | network.residual)] == 0)
 
 
-@few
-@given(seeds, st.integers(2, 6))
-def test_theorem_1_bound_holds_for_any_signals(seed, dimension):
-    cases = cdag.random_cases(200, dimension, 0.0, seed)
-    assert np.all(cases.correlation >= cdag.correlation_bound(*cases.angles) - 1e-9)
-
-
-@few
-@given(angles, angles, angles)
-def test_theorem_1_bound_is_attained_in_the_plane_while_the_angles_are_small(first, second, third):
-    bound = float(cdag.correlation_bound(first, second, third))
-    if first + second + third >= np.pi / 2:
-        assert bound <= 1e-12
-        return
-    # σ′g, z_α, z_β, f_k in this order on the circle, both signs of z_α.
-    at = np.cumsum([0, first, third, second])
-    delta, z_alpha, z_beta, f = np.stack([np.cos(at), np.sin(at)], axis=1)
-    for sign in (1, -1):
-        case = cdag.Cases(sign * z_alpha, z_beta, f, sign * delta)
-        assert float(case.correlation) == pytest.approx(bound, abs=1e-12)
-    assert bound == pytest.approx(np.cos(first + second + third) * np.cos(first + third))
-    assert bound >= 0
-
-
 def test_norms_scale_the_bound():
     rng = np.random.default_rng(3)
     cases = cdag.random_cases(500, 3, 0.3, rng)
@@ -138,17 +114,6 @@ def test_relu_turns_the_recursion_step_around():
     assert cdag.corr(z, slope * g) == -1
     assert cdag.recursion_bound(z, g, 0.0, 1.0) == -1
     assert as_printed.recursion_bound(z, g, 0.0, 1.0) == 0
-
-
-@few
-@given(seeds)
-def test_recursion_bound_holds_and_agreement_on_every_sample_saves_it(seed):
-    rng = np.random.default_rng(seed)
-    z, g, slope = rng.choice([-1.0, 1.0], 9), rng.standard_normal(9), rng.uniform(0.2, 0.9, 9)
-    bound = cdag.recursion_bound(z, g, 0.2, 0.9)
-    assert cdag.corr(z, slope * g) >= bound - 1e-12
-    assert cdag.recursion_bound(z, np.abs(g) * z, 0.2, 0.9) > 0
-    assert cdag.recursion_bound(z, g, 1.0, 1.0) == pytest.approx(cdag.corr(z, g))
 
 
 def test_eqn_3_is_right_for_balanced_classes_up_to_scale_and_for_unit_gradients():
@@ -216,13 +181,8 @@ def masks(*edges: tuple[int, int]) -> np.ndarray:
     [
         ("inputs", {"inputs": 0}),
         ("weights", {"weights": np.full((3, 3), np.nan)}),
-        ("weights", {"weights": np.zeros((2, 3))}),
-        ("weights", {"weights": np.ones((3, 3))}),
-        ("weights", {"residual": masks((2, 0))}),
         ("trained", {"trained": masks((1, 2))}),
-        ("trained", {"trained": np.zeros((2, 2), bool)}),
         ("residual", {"residual": masks((2, 1))}),
-        ("residual", {"residual": masks((0, 0))}),
     ],
 )
 def test_bad_graphs_are_refused_by_name(argument, changes):
@@ -250,16 +210,13 @@ TWO_VALUES = ([1.0, 2.0], [1.0, 0.0], [0.0, 1.0])
     ("argument", "call"),
     [
         ("x", lambda: NETWORK.forward(np.ones((4, 3)))),
-        ("x", lambda: NETWORK.forward([[np.nan, 1.0]])),
         ("output_gradient", lambda: NETWORK.backward(ACTIVATIONS, np.ones((4, 2)))),
         ("step", lambda: NETWORK.train(X, lambda out: out, step=0.0, steps=1)),
         ("steps", lambda: NETWORK.train(X, lambda out: out, step=1.0, steps=-1)),
         ("widths", lambda: CDAG.layered((3,), (), 0)),
-        ("widths", lambda: CDAG.layered((3, 0), (TANH,), 0)),
         ("nonlinearities", lambda: CDAG.layered((3, 1), (TANH, TANH), 0)),
         ("scale", lambda: CDAG.layered((3, 1), (TANH,), 0, scale=-1)),
         ("y", lambda: cdag.corr([1.0, 2.0], [1.0])),
-        ("x", lambda: cdag.corr(1.0, [1.0])),
         ("theta_1", lambda: cdag.correlation_bound(-0.1, 0.1, 0.1)),
         ("theta_2", lambda: cdag.correlation_bound(0.1, 4.0, 0.1)),
         ("dimension", lambda: cdag.random_cases(10, 0, 0.1, 0)),
@@ -276,14 +233,6 @@ TWO_VALUES = ([1.0, 2.0], [1.0, 0.0], [0.0, 1.0])
 def test_bad_input_is_refused_by_name(argument, call):
     with pytest.raises(ValueError, match=f"^{argument} "):
         call()
-
-
-def test_at_an_input_node_the_theorem_holds_whatever_the_other_angles_are():
-    first, third = np.meshgrid(np.linspace(0, np.pi, 31), np.linspace(0, np.pi, 31))
-    assert np.all(cdag.correlation_bound(first, 0.0, third) >= 0)
-    cases = cdag.random_cases(2000, 3, 0.0, 0)
-    same = cdag.Cases(cases.z_alpha, cases.z_beta, cases.z_beta, cases.delta)
-    assert np.all(same.correlation >= 0)
 
 
 def test_beyond_a_right_angle_the_bound_is_negative_for_acute_angles_alone():

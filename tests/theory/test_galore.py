@@ -44,21 +44,6 @@ def test_gradient_is_that_of_the_concave_objective():
 
 
 @few
-@given(seeds, st.integers(1, 3), st.floats(0.01, 1))
-def test_projected_gradient_contracts_up_to_the_step_limit(seed, terms, share):
-    problem = random_problem(seed, terms)
-    p, q = orthonormal(5, 2, seed), orthonormal(4, 2, seed + 1)
-    step = share * galore.step_limit(problem.b, problem.c, p, q)
-    run = descend(
-        problem, np.zeros((5, 4)), step=step, steps=10, rank=2, projection=lambda g, rank: (p, q)
-    )
-    factor = 1 - step * galore.contraction_rate(problem.b, problem.c, p, q)
-    assert 0 <= factor < 1
-    # The norms are differences of numbers of order one: rounding counts once R is small.
-    assert np.all(run.projected_norm[1:] <= factor * run.projected_norm[:-1] + 1e-12)
-
-
-@few
 @given(seeds)
 def test_exact_rate_is_never_below_the_bound_and_equal_for_one_term(seed):
     p, q = orthonormal(5, 3, seed), orthonormal(4, 2, seed + 1)
@@ -78,17 +63,6 @@ def test_the_bound_can_be_void_where_the_exact_rate_is_not():
     assert galore.contraction_rate(b, c, eye, eye) == 0
     assert galore.exact_contraction_rate(b, c, eye, eye) == 1
     assert galore.step_limit(0 * b, c, eye, eye) == np.inf
-
-
-def test_the_bound_is_attained_only_where_least_eigenvectors_are_shared():
-    """diag(1, 2) and diag(2, 1) with C = 1: M is 2, but every R contracts at the rate 3."""
-    b = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])])
-    c = np.stack([np.eye(2), np.eye(2)])
-    eye = np.eye(2)
-    assert galore.contraction_rate(b, c, eye, eye) == 2
-    assert galore.exact_contraction_rate(b, c, eye, eye) == 3
-    assert galore.contraction_rate(b[[0, 0]], c, eye, eye) == 2
-    assert galore.exact_contraction_rate(b[[0, 0]], c, eye, eye) == 2
 
 
 def test_the_bound_fails_just_above_the_step_limit():
@@ -128,18 +102,6 @@ class Falling:
         return 0.3684 - (1 - w / 2) * w
 
 
-def test_a_varying_coefficient_slows_contraction_to_the_derived_rate():
-    # The fixed point is w = 1 − √(1 − 2a) = .4870, where G has the slope −(1 − w).
-    run = descend(Falling(), np.zeros((1, 1)), step=0.1, steps=150, rank=1)
-    radius = float(np.abs(run.w).max())
-    slowest = np.max(run.projected_norm[1:] / run.projected_norm[:-1])
-    arguments = ([1 - radius / 2], [0.0], [0.5], [0.0], radius, [1.0], [1.0])
-    derived = galore.varying_rate(*arguments)
-    assert slowest <= 1 - 0.1 * derived + 1e-9
-    assert slowest == pytest.approx(1 - 0.1 * derived, abs=1e-4), "the derived rate is attained"
-    assert slowest == pytest.approx(1 - 0.1 * np.sqrt(1 - 2 * 0.3684), abs=1e-4)
-
-
 def test_varying_rate_without_variation_is_the_constant_one():
     none, one = [0.0, 0.0], [1.0, 1.0]
     assert galore.varying_rate([0.2, 0.3], none, none, none, 7.0, one, one) == 0.5
@@ -162,20 +124,6 @@ def test_a_fixed_projection_stalls_and_a_changing_one_does_not():
     assert changing.gradient_norm[-1] < 1e-9
 
 
-@few
-@given(seeds, st.integers(1, 4), st.integers(1, 7))
-def test_the_gradient_falls_at_least_as_fast_as_promised_for_changing_projections(
-    seed, rank, refresh
-):
-    problem = random_problem(seed)
-    least, largest = problem.curvature()
-    step = 1 / largest
-    run = descend(problem, np.zeros((5, 4)), step=step, steps=60, rank=rank, refresh=refresh)
-    factor = galore.refreshed_bound(problem, step=step, rank=rank)
-    promised = largest / least * factor**run.refreshes * run.gradient_norm[0] ** 2
-    assert run.gradient_norm[-1] ** 2 <= promised * (1 + 1e-9)
-
-
 def test_the_noise_floor_at_small_steps_and_at_one_over_the_curvature():
     sizes: dict[str, Any] = {"rank": 2, "rows": 9, "columns": 8}
     assert galore.noise_floor(3.0, **sizes) == pytest.approx(6)
@@ -184,21 +132,6 @@ def test_the_noise_floor_at_small_steps_and_at_one_over_the_curvature():
     assert galore.noise_floor(3.0, rank=8, rows=9, columns=8, relative_step=1.0) == 3
     assert galore.noise_stall(3.0, **sizes) == pytest.approx(3 * np.sqrt(3))
     assert galore.noise_stall(3.0, rank=8, rows=9, columns=8) == 0
-
-
-@few
-@given(seeds, st.integers(1, 3), st.floats(0, 1.9), st.floats(0.01, 1))
-def test_above_the_noise_floor_every_step_is_uphill(seed, rank, relative_step, share):
-    rng = np.random.default_rng(seed)
-    g, noise = rng.standard_normal((2, 4, 3))
-    noise = noise - share * g  # against the gradient
-    floor = galore.noise_floor(
-        float(np.linalg.norm(noise)), rank=rank, rows=4, columns=3, relative_step=relative_step
-    )
-    g = g * (1.0001 * floor / np.linalg.norm(g))
-    p, q = galore.svd_projection(g + noise, rank)
-    move = p @ galore.project(g + noise, p, q) @ q.T
-    assert np.sum(g * move) - relative_step / 2 * np.sum(move**2) > 0
 
 
 class Noisy:
@@ -286,46 +219,27 @@ def test_full_rank_is_plain_gradient_ascent():
 EYE = np.eye(2)[None]
 GOOD = ReversibleGradient(EYE, EYE, EYE)
 ZERO = np.zeros((2, 2))
-SINGULAR = ReversibleGradient(EYE, np.diag([1.0, 0.0])[None], EYE)
 
 
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
         ("a", lambda: ReversibleGradient(np.eye(2), EYE, EYE)),
-        ("a", lambda: ReversibleGradient(np.nan * EYE, EYE, EYE)),
         ("b", lambda: ReversibleGradient(EYE, -EYE, EYE)),
-        ("b", lambda: ReversibleGradient(EYE, np.triu(np.ones((1, 2, 2))), EYE)),
-        ("b", lambda: ReversibleGradient(EYE, np.ones((1, 2, 3)), EYE)),
         ("c", lambda: ReversibleGradient(EYE, EYE, np.eye(3)[None])),
         ("w", lambda: GOOD.gradient(np.zeros((2, 3)))),
         ("g", lambda: galore.project([1.0], [[1.0]], [[1.0]])),
         ("p", lambda: galore.project(ZERO, np.ones((3, 1)), np.ones((2, 1)))),
         ("q", lambda: galore.contraction_rate(EYE, EYE, np.eye(2), np.eye(3))),
-        ("c", lambda: galore.step_limit(EYE, np.stack([*EYE, *EYE]), np.eye(2), np.eye(2))),
         ("rank", lambda: galore.svd_projection(ZERO, 3)),
-        ("rank", lambda: galore.refreshed_bound(GOOD, step=0.1, rank=3)),
         ("step", lambda: galore.refreshed_bound(GOOD, step=2.1, rank=1)),
-        ("step", lambda: descend(GOOD, ZERO, step=-1, steps=1, rank=1)),
         ("steps", lambda: descend(GOOD, ZERO, step=1, steps=-1, rank=1)),
         ("refresh", lambda: descend(GOOD, ZERO, step=1, steps=1, rank=1, refresh=0)),
         ("w0", lambda: descend(GOOD, [1.0], step=1, steps=1, rank=1)),
-        ("w0", lambda: galore.stalled_gradient(GOOD, np.zeros((3, 2)), np.eye(2), np.eye(2))),
-        ("p", lambda: galore.contraction_rate(EYE, EYE, np.empty((2, 0)), np.eye(2))),
-        ("q", lambda: galore.step_limit(EYE, EYE, np.eye(2), np.empty((2, 0)))),
-        ("p", lambda: galore.exact_contraction_rate(EYE, EYE, np.empty((2, 0)), np.eye(2))),
-        ("p", lambda: galore.stalled_gradient(SINGULAR, ZERO, np.eye(2), np.eye(2))),
         ("noise", lambda: galore.noise_floor(-1.0, rank=1, rows=2, columns=2)),
-        ("noise", lambda: galore.noise_stall(np.nan, rank=1, rows=2, columns=2)),
-        ("rank", lambda: galore.noise_floor(1.0, rank=3, rows=2, columns=4)),
-        ("rank", lambda: galore.noise_stall(1.0, rank=0, rows=2, columns=4)),
         (
             "relative_step",
             lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=2),
-        ),
-        (
-            "relative_step",
-            lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=[0.5, 0.6]),  # pyright: ignore[reportArgumentType]
         ),
         ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
         ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),

@@ -31,35 +31,6 @@ def nodes_of(tree: hblt.Tree) -> list[hblt.Node]:
     return [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
 
 
-def enumerate_joint(tree: hblt.Tree, a: hblt.Node, b: hblt.Node) -> np.ndarray:
-    """P[y_a, y_b] by a plain sum over the class and every assignment of every node."""
-    nodes = nodes_of(tree)
-    where = {node: i for i, node in enumerate(nodes)}
-    joint = np.zeros((2, 2))
-    for k, values in product(range(tree.class_probs.size), product((0, 1), repeat=len(nodes))):
-        weight = tree.class_probs[k]
-        for (level, node), value in zip(nodes, values, strict=True):
-            if level == 0:
-                off = tree.child_off_probs[node, k]
-                weight *= 1 - off if value else off
-            else:
-                parent = values[where[level - 1, int(tree.parents[level - 1][node])]]
-                rho = tree.rhos[level - 1][node]
-                weight *= (1 + rho) / 2 if value == parent else (1 - rho) / 2
-        joint[values[where[a]], values[where[b]]] += weight
-    return joint
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_joint_is_the_sum_over_all_assignments(seed: int):
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng)
-    nodes = nodes_of(tree)
-    for _ in range(4):
-        a, b = (nodes[i] for i in rng.integers(len(nodes), size=2))
-        np.testing.assert_allclose(tree.joint(a, b), enumerate_joint(tree, a, b), atol=1e-14)
-
-
 @given(st.integers(0, 10_000))
 @few
 def test_joint_marginal_and_conditional_agree(seed: int):
@@ -83,21 +54,6 @@ def test_nodes_that_share_only_the_class_are_mixed_over_it():
     np.testing.assert_allclose(tree.joint((1, 0), (1, 2))[1, 1], expected, atol=1e-15)
     independent = np.outer(tree.marginal(1, 0), tree.marginal(1, 2))
     assert tree.joint((1, 0), (1, 2))[1, 1] > independent[1, 1] + 0.1
-
-
-def test_sampled_frequencies_are_the_exact_ones():
-    n = 100_000
-    tree = random_tree(np.random.default_rng(3))
-    labels, levels = tree.sample(n, np.random.default_rng(0))
-    assert labels.shape == (n,)
-    assert [level.shape for level in levels] == [(n, size) for size in tree.sizes]
-    frequencies = np.bincount(labels, minlength=tree.class_probs.size) / n
-    np.testing.assert_array_less(np.abs(frequencies - tree.class_probs), 5 * 0.5 / np.sqrt(n))
-    for a, b in product(nodes_of(tree), repeat=2):
-        exact = tree.joint(a, b)
-        both = levels[a[0]][:, a[1]] & levels[b[0]][:, b[1]]
-        se = np.sqrt(exact[1, 1] * (1 - exact[1, 1]) / n)
-        assert abs(both.mean() - exact[1, 1]) < 5 * se
 
 
 def test_same_seed_same_sample():
@@ -128,28 +84,6 @@ def test_a_tree_cannot_be_changed_under_way():
     assert tree.parents[0][0] == 0
     with pytest.raises(ValueError, match="read-only"):
         tree.rhos[0][0] = 2.0
-
-
-@given(st.lists(rhos, min_size=1, max_size=5), st.randoms(use_true_random=False))
-@few
-def test_matrices_multiply_as_their_parameters_in_any_order(path: list[float], random):
-    chained = np.eye(2)
-    for rho in path:
-        chained = chained @ hblt.transition(rho)
-    random.shuffle(path)
-    np.testing.assert_allclose(hblt.path(path), chained, atol=1e-15)
-    np.testing.assert_allclose(chained @ hblt.p(0.3), hblt.p(0.3 * np.prod(path)), atol=1e-15)
-
-
-def test_descent_is_the_conditional_of_the_descendant():
-    tree = random_tree(np.random.default_rng(5))
-    ancestor = tree.common_ancestor((2, 0), (0, int(tree.parents[0][tree.parents[1][0]])))
-    assert ancestor is not None
-    np.testing.assert_allclose(
-        hblt.descent(tree, (2, 0), ancestor), tree.conditional((2, 0), ancestor), atol=1e-14
-    )
-    with pytest.raises(ValueError, match="ancestor"):
-        tree.path_rho(ancestor, (2, 0))
 
 
 @given(st.integers(1, 6), st.integers(0, 5), rhos, rhos)
@@ -187,21 +121,6 @@ def test_cooccurrence_broadcasts():
     np.testing.assert_array_equal(value[:, 3], 1.0)
     # Without dependence a token occurs as often as it does anyway.
     np.testing.assert_array_equal(value[1:, 0], 0.5)
-
-
-def test_near_one_expansion_has_the_exact_slope():
-    """(P − (1 − H/L))/ε in exact fractions at a tiny ε."""
-    epsilon = Fraction(1, 10**12)
-    rho = 1 - epsilon
-    for depth in range(1, 8):
-        for height in range(depth):
-            exact = 1 - (1 - rho ** (2 * height)) / (1 - rho**depth) / 2
-            slope = (exact - 1 + Fraction(height, depth)) / epsilon
-            ours = hblt.cooccurrence_near_one(height, depth, 1.0)
-            leading = printed.cooccurrence_near_one(height, depth, 1.0)
-            np.testing.assert_allclose(ours - leading, float(slope), atol=1e-9)
-            if height in (0, depth / 2):
-                assert slope == 0
 
 
 def test_depth_alone_does_not_make_tokens_co_occur():

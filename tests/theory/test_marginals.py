@@ -209,7 +209,6 @@ def test_scaled_marginals():
     [
         ("df", lambda: StudentT(1.0)),
         ("width", lambda: Scaled(Gaussian(), 0.0)),
-        ("marginal", lambda: Scaled(2.0, 1.0)),  # pyright: ignore[reportArgumentType]
         ("df", lambda: StudentT(np.nan)),
         ("n", lambda: Ball(0)),
         ("n", lambda: Ball(1.5)),  # pyright: ignore[reportArgumentType]
@@ -219,7 +218,6 @@ def test_scaled_marginals():
         ("pdf", lambda: Density(lambda u: np.float64(0.5))),  # pyright: ignore[reportArgumentType, reportReturnType]
         ("pdf", lambda: Density(None)),  # pyright: ignore[reportArgumentType]
         ("pdf", lambda: Density(lambda u: 1 / (np.pi * (1 + u**2)))),
-        ("df", lambda: StudentT("3")),  # pyright: ignore[reportArgumentType]
         ("breaks", lambda: Density(lambda u: np.exp(-u) / 2, breaks=[-1.0])),
     ],
 )

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.theory.hblt import Tree
-from joma.theory.posterior import posteriors
+from joma.theory.hblt import Tree, posteriors
 
 
 def irregular(rho: float) -> Tree:

@@ -213,10 +213,7 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
     model = Own()
     with joma.Monitor(model, every=2, run=tmp_path / "b", budget=None) as monitor:
         train(model, 5, after_step=monitor.step)  # training goes on without attention, too
-    assert (
-        "attention not measured since step 1: model must be a Hugging Face model"
-        in monitor.summary()
-    )
+    assert "attention not measured since step 1: no attention of Own was seen" in monitor.summary()
 
 
 def test_gradients_that_are_gone_are_reported(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import joma
 from joma.errors import JomaError
-from joma.models import find_weights
 from joma.runs import Run
 from joma.train.monitor.faults import Faults
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
@@ -143,49 +142,3 @@ def test_processes_broadcast_as_often_whatever_their_batches(
     inputs.settle()
     assert processes.broadcasts == broadcasts
     assert len(inputs.batches) == (2 if first[0] == 2 else first[0])
-
-
-class Attention(nn.Module):
-    """Attention whose fused matrix has a layout of its own: query, key, value of every number."""
-
-    def __init__(self, width: int = 16, heads: int = 4) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = heads, width // heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.qkv(x).view(*x.shape[:2], self.num_heads, self.head_dim, 3)
-        q, k, v = made.permute(4, 0, 2, 1, 3)
-        y = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(y.transpose(1, 2).reshape(x.shape))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attn = Attention()
-        self.fc1, self.fc2 = nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(x)
-        return x + self.fc2(torch.relu(self.fc1(x)))
-
-
-def test_a_fused_matrix_of_unknown_layout_is_named_and_left_out(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 8, 16)
-    found = find_weights(model, run=lambda: model(x))
-    assert {weight.role for weight in found.weights} == {"output", "mlp_lower", "mlp_down"}
-    assert "not recognised" in found.missing["0.attn.qkv"]
-    with joma.Monitor(model, every=1, budget=None, run=tmp_path / "run") as monitor:
-        loss = model(x).square().mean()
-        loss.backward()
-        monitor.step(loss)
-    assert monitor.run is not None
-    ranked = {str(name) for name in monitor.run.metrics.read("stable_rank")["module"]}
-    assert not any("qkv" in name or "query" in name for name in ranked)
-    assert "0.attn.qkv" in monitor.summary()
-    # Attention cannot be watched in it; the activity of its MLPs can.
-    assert len(monitor.run.metrics.read("mlp_dead")["step"]) == 2
-    assert "mlp_dead not measured" not in monitor.summary()

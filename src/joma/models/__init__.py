@@ -12,20 +12,13 @@ from joma.models.architectures import (
     architecture_of,
     load_map,
     module_at,
-    module_path,
     number_of_layers,
     prefix_of,
     register,
     weights,
 )
 from joma.models.blank import enable_checkpointing
-from joma.models.discovery import (
-    Tracing,
-    dummy_forward,
-    find_stored_weights,
-    find_weights,
-    reader_path,
-)
+from joma.models.discovery import find_stored_weights, find_weights, reader_path
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
@@ -68,14 +61,12 @@ __all__ = [
     "SpecialTokens",
     "StoredTensor",
     "Tokenizer",
-    "Tracing",
     "Transformer",
     "TransformerConfig",
     "Weight",
     "WeightFiles",
     "architecture_of",
     "check_tokens",
-    "dummy_forward",
     "enable_checkpointing",
     "find_stored_weights",
     "find_weights",
@@ -83,7 +74,6 @@ __all__ = [
     "load_map",
     "load_tokenizer",
     "module_at",
-    "module_path",
     "number_of_layers",
     "prefix_of",
     "reader_path",

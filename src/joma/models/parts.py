@@ -258,7 +258,6 @@ class AttentionPart:
         key_heads: how many the keys have.
         latent: whether queries and keys are made from compressed vectors (MLA), so that the
             product of `query` and `key` is not that of the scores.
-        checked: whether a traced forward pass saw these weights make the queries and keys.
     """
 
     module: str
@@ -270,7 +269,6 @@ class AttentionPart:
     heads: int | None = None
     key_heads: int | None = None
     latent: bool = False
-    checked: bool = False
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -338,7 +336,6 @@ class Found:
         blocks: the same.
         missing: why something is not among them: by role ("query") where the model has none that
             was recognised, by module path where one cannot be measured.
-        unrecognised: names of the matrices in the blocks that have no role, such as a router's.
     """
 
     embeddings: tuple[Weight, ...] = ()
@@ -346,7 +343,6 @@ class Found:
     mlps: tuple[Mlp, ...] = ()
     blocks: tuple[BlockPart, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
-    unrecognised: tuple[str, ...] = ()
 
     @property
     def weights(self) -> tuple[Weight, ...]:

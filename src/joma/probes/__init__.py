@@ -18,7 +18,6 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 """
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -126,9 +125,6 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Watch":
-        warnings.warn("Watch is deprecated, use Tap", DeprecationWarning, stacklevel=2)
-        name = "Tap"
     if name in __all__:
         for module in _MODULES:
             found = getattr(importlib.import_module(f"joma.probes.{module}"), name, None)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class ProbeBatch:
 
     Attributes:
         given: Keyword arguments of the model, or the tokens alone, (B, T).
-        tokens: Tokens at the places sampled, on the CPU; empty where inputs are no tokens.
+        tokens: Tokens at the places sampled; empty where inputs are no tokens.
         rows: Numbers of these places among all B · T.
         places: B · T, or 0 where inputs are no tokens.
         start: How many examples were read before.
@@ -39,16 +39,23 @@ class ProbeBatch:
     start: int
     total: int
 
-    def run(self, model: nn.Module, device: torch.device) -> None:
+    def on(self, device: torch.device) -> "ProbeBatch":
+        """Return the batch with its tensors on a device."""
+        given = self.given
+        if isinstance(given, Mapping):
+            moved = {name: it.to(device) for name, it in given.items() if isinstance(it, Tensor)}
+            given = {**given, **moved}
+        else:
+            given = given.to(device)
+        tokens, rows = self.tokens.to(device), self.rows.to(device)
+        return replace(self, given=given, tokens=tokens, rows=rows)
+
+    def run(self, model: nn.Module) -> None:
         """Call the model, without its head where it reads windows: nothing here needs logits."""
         if isinstance(self.given, Mapping):
-            moved = {
-                name: value.to(device) if isinstance(value, Tensor) else value
-                for name, value in self.given.items()
-            }
-            model(**moved)
-            return
-        run_on_tokens(model, self.given.to(device))
+            model(**self.given)
+        else:
+            run_on_tokens(model, self.given)
 
 
 def run_on_tokens(model: nn.Module, tokens: Tensor) -> None:
@@ -107,7 +114,8 @@ def batches(
         device: What the model runs on.
         at_once: Windows of a batch; where None, as many as suit the device.
     """
-    if _are_inputs(windows) and inputs is None:
+    one = windows[0] if isinstance(windows, list | tuple) and windows else windows
+    if isinstance(one, Mapping) and inputs is None:
         windows, inputs = None, windows  # pyright: ignore[reportAssignmentType]
     if (windows is None) == (inputs is None):
         got = "both" if inputs is not None else "neither"
@@ -153,12 +161,6 @@ def _batch(
     places = chosen.reshape(-1)
     rows = places.nonzero().squeeze(1)
     return ProbeBatch(given, tokens.reshape(-1)[places], rows, places.numel(), start, total)
-
-
-def _are_inputs(given: Any) -> bool:
-    if isinstance(given, Mapping):
-        return True
-    return isinstance(given, list | tuple) and bool(given) and isinstance(given[0], Mapping)
 
 
 def _inputs(inputs: Inputs) -> list[Mapping[str, Any]]:

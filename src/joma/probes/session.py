@@ -4,20 +4,43 @@ Attention, the MLPs' activations and the residual stream are measured while the 
 it always computes; nothing of it is changed, and no table as large as an attention matrix exists.
 Weights are measured one by one, from the model or straight from their files, where no model need be
 built.
+
+The hidden activations of experts whose matrices are stacked in one parameter are the input of no
+module, and a fused kernel may never store them. They are computed once more, for a sample of the
+tokens, from what the experts are given: hidden states and the experts chosen for each token.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
+from joma.models import (
+    BlockPart,
+    Found,
+    Mlp,
+    Weight,
+    WeightFiles,
+    find_stored_weights,
+    find_weights,
+    reader_path,
+)
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
-from joma.probes.inputs import Inputs, Windows, batches
-from joma.probes.metrics import PROBED, Effort, Metric, checked
-from joma.probes.reading import Measurement, read
-from joma.probes.tap import AttentionMap
+from joma.probes.activations import ActivationStatisticsAccumulator
+from joma.probes.attention import AttentionAccumulator
+from joma.probes.embedding import EmbeddingOverlapAccumulator
+from joma.probes.inputs import Inputs, ProbeBatch, Windows, batches
+from joma.probes.metrics import PROBED, Effort, Metric, Needs, checked, collected
+from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -41,6 +64,45 @@ WEIGHT_METRICS = tuple(
 
 TOKENS_SAMPLED = 1024
 """Tokens at which MLPs and blocks are measured: little next to forward passes over 10,000."""
+VECTORS_COMPARED = 512
+"""Vectors of the residual stream compared with each other: the mean is right to about 0.01."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number of a model.
+
+    Attributes:
+        metric: Name of the metric, one of `joma.probes.metrics.METRICS`.
+        module: Path of the module measured; attention of a block that runs several times in one
+            forward pass has "#1", "#2", … after it from the second time on.
+        layer: Number of the block, None for what is in none.
+        head: Number of the head, None for the mean over heads.
+        value: The number; never NaN or infinite.
+        bound: An absolute bound on its error, where there is one.
+        kind: Of attention: "self" or "cross", after the name of the tower where the model has
+            several ("encoder self"); empty for everything else.
+    """
+
+    metric: str
+    module: str
+    layer: int | None
+    head: int | None
+    value: float
+    bound: float | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), ("bound", self.bound)):
+            if number is not None and not math.isfinite(number):
+                raise JomaError(
+                    f"{self.metric} of {self.module or 'the model'} came out with {name} {number}: "
+                    "the model's weights or what it computes from the text are not finite"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the number as `joma probe --json` prints it."""
+        return asdict(self)
 
 
 def probe(
@@ -72,13 +134,13 @@ def probe(
             one for each forward pass. For images, sound, sequences with padding, or encoders with
             decoders; the model then runs with its head. Where `input_ids` and an `attention_mask`
             are among them, padded tokens are left out.
-        architecture: a map of where its parts are; unless given, they are found by reading the
-            module tree and one forward pass. Metrics of attention alone need neither.
+        architecture: a map of where its parts are; unless given, they are found by names and
+            shapes. Metrics of attention alone need neither.
         parts: what `joma.models.find_weights` found in the model, where that is known already.
         metrics: which, of `METRICS`; unless given, those of `DEFAULT_METRICS` that the model has
             the parts for.
         roles: whose weights are probed, of `joma.models.ROLES`; experts each on their own.
-        attention: for a module of one's own: which of its modules make queries and keys.
+        attention: which modules make queries and keys, where attention is written by hand.
         batch: windows read at once; otherwise chosen for the device.
         tolerance: of stable ranks, relative.
         sample: tokens at which MLPs and the residual stream are measured; all where there are not
@@ -91,19 +153,17 @@ def probe(
     device = next(model.parameters()).device
     text = batches(windows, inputs, sample, seed, device, batch)
     if any(metric.needs != "attention" for metric in asked):
-        if parts is None:
-            parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
+        parts = parts or find_weights(model, architecture=architecture)
         chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
-    of_weights = [name for name in chosen if name in WEIGHT_METRICS]
+    parts = parts or Found()
     of_text = [PROBED[name] for name in chosen if name not in WEIGHT_METRICS]
+    of_weights = [PROBED[name] for name in chosen if name in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        found += read(
-            model, parts, of_text, text, attention, sample=sample, seed=seed, progress=progress
-        )
-    if of_weights:
-        assert parts is not None
-        found += _of_weights(model, parts, of_weights, roles, Effort(tolerance, seed), progress)
+        measuring = _ForwardPasses(model, parts, of_text, sample, seed)
+        measuring.run(text, attention, progress)
+        found += measuring.measurements()
+    found += _of_weights(model, parts, of_weights, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
@@ -118,7 +178,7 @@ def probe_weights(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> list[Measurement]:
-    """Measures weights one by one, of a model or as they lie in files.
+    """Measure weights one by one, of a model or as they lie in files.
 
     From files one tensor at a time is read, measured and forgotten, so that a model far larger
     than the memory can be measured. Of a model wrapped by peft the effective weights W + scaling·BA
@@ -126,8 +186,8 @@ def probe_weights(
 
     Args:
         source: the model, or its files.
-        architecture: a map of where its parts are; unless given, they are found by reading the
-            module tree, or the names in the files.
+        architecture: a map of where its parts are; unless given, they are found by names and
+            shapes.
         parts: what `joma.models.find_weights` or `find_stored_weights` found, where that is known
             already.
         metrics: which, of `WEIGHT_METRICS`; stable ranks unless given.
@@ -139,14 +199,13 @@ def probe_weights(
     """
     asked = checked(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
     chosen = tuple(metric.name for metric in asked)
-    if parts is not None:
-        pass
-    elif isinstance(source, WeightFiles):
-        parts = find_stored_weights(source, architecture=architecture)
-    else:
-        parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
-    chosen = measurable(chosen, parts, source, roles, asked_for=True)
-    found = _of_weights(source, parts, chosen, roles, Effort(tolerance, seed), progress)
+    if parts is None:
+        in_files = isinstance(source, WeightFiles)
+        find: Any = find_stored_weights if in_files else find_weights
+        parts = find(source, architecture=architecture)
+    assert isinstance(parts, Found)
+    measurable(chosen, parts, source, roles, asked_for=True)
+    found = _of_weights(source, parts, asked, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
@@ -160,18 +219,17 @@ def unmeasured(
         metrics: those wanted.
         roles: whose weights are probed.
     """
-    why: dict[str, str] = {}
-    for name in metrics:
-        needs = PROBED[name].needs
-        if needs == "weights" and not any(parts.of_roles(roles)):
-            why[name] = next((parts.missing[it] for it in roles if it in parts.missing), "")
-        elif needs == "embedding" and not parts.embeddings:
-            why[name] = parts.missing.get("embedding", "no token embedding was found")
-        elif needs == "activations" and not parts.mlps:
-            why[name] = parts.missing.get("mlp_down", "no MLP was found")
-        elif needs == "residual" and not parts.blocks:
-            why[name] = "no blocks were found"
-    return why
+    missing = parts.missing
+    lacking = {
+        "embedding": None if parts.embeddings else ("embedding", "no token embedding was found"),
+        "activations": None if parts.mlps else ("mlp_down", "no MLP was found"),
+        "residual": None if parts.blocks else ("", "no blocks were found"),
+        "weights": None
+        if any(parts.of_roles(roles))
+        else (next((it for it in roles if it in missing), ""), "no weights were found"),
+    }
+    why = {name: lacking.get(PROBED[name].needs) for name in metrics}
+    return {name: missing.get(*reason) for name, reason in why.items() if reason is not None}
 
 
 def measurable(
@@ -202,7 +260,7 @@ def measurable(
     if why and (asked_for or not left):
         metric, reason = next(iter(why.items()))
         raise UnknownArchitectureError(
-            f"{metric} cannot be measured: {reason or 'no weights were found'}.\n"
+            f"{metric} cannot be measured: {reason}.\n"
             + how_to_map(source if isinstance(source, nn.Module) else source.config())
         )
     return left
@@ -211,15 +269,15 @@ def measurable(
 def _of_weights(
     source: nn.Module | WeightFiles,
     parts: Found,
-    names: Sequence[str],
+    metrics: Sequence[Metric],
     roles: Sequence[str],
     effort: Effort,
     progress: Progress,
 ) -> list[Measurement]:
-    metrics = [PROBED[name] for name in names]
-    needs = {metric.needs for metric in metrics}
-    wanted = set(roles) if "weights" in needs else set()
-    wanted |= needs & {"embedding"}
+    wanted: dict[str, list[Metric]] = {}
+    for metric in metrics:
+        for role in ("embedding",) if metric.needs == "embedding" else roles:
+            wanted.setdefault(role, []).append(metric)
     together: dict[tuple[str, ...], list[Weight]] = {}  # a fused matrix is read once
     for weight in parts.of_roles(wanted):
         together.setdefault(weight.names, []).append(weight)
@@ -234,7 +292,7 @@ def _of_weights(
             try:
                 of_model = isinstance(source, nn.Module)
                 matrix = weight.of(source) if of_model else weight.matrix(tensors)
-                found += _of_weight(weight, matrix.detach(), metrics, roles, effort)
+                found += _of_weight(weight, matrix.detach(), wanted[weight.role], effort)
             except ValueError as error:
                 raise JomaError(f"{weight.module} cannot be measured: {error}") from error
             done += 1
@@ -243,19 +301,214 @@ def _of_weights(
 
 
 def _of_weight(
-    weight: Weight,
-    matrix: Tensor,
-    metrics: Sequence[Metric],
-    roles: Sequence[str],
-    effort: Effort,
-) -> list[Measurement]:
+    weight: Weight, matrix: Tensor, metrics: Sequence[Metric], effort: Effort
+) -> Iterator[Measurement]:
     if matrix.is_meta:
         raise JomaError("it is on the meta device, where it has no numbers")
-    found = []
     for metric in metrics:
-        if weight.role in (("embedding",) if metric.needs == "embedding" else roles):
-            assert metric.measure is not None, "probed"
-            estimate = metric.measure(matrix, effort)
-            where = metric.name, weight.module, weight.layer, None
-            found.append(Measurement(*where, estimate.value, estimate.bound))
+        assert metric.measure is not None, "probed"
+        estimate = metric.measure(matrix, effort)
+        where = metric.name, weight.module, weight.layer, None
+        yield Measurement(*where, estimate.value, estimate.bound)
+
+
+@dataclass(eq=False)
+class _MeasuredPart:
+    """One attention, MLP or block, in one of its passes, and what accumulates its numbers."""
+
+    module: str
+    layer: int | None
+    accumulator: Any
+    kind: str = ""
+
+
+class _ForwardPasses:
+    """Measures a model while it reads a text.
+
+    A module that runs several times in a forward pass (ALBERT's) is measured for each time, under
+    its path and then path#1, path#2.
+    """
+
+    def __init__(
+        self, model: nn.Module, parts: Found, metrics: Sequence[Metric], sample: int, seed: int
+    ) -> None:
+        self._model, self._parts, self._sample, self._seed = model, parts, sample, seed
+        self._metrics: dict[Needs, list[Metric]] = {}
+        for metric in metrics:
+            self._metrics.setdefault(metric.needs, []).append(metric)
+        self._collected: dict[Needs, Any] = {
+            needs: collected(own) for needs, own in self._metrics.items()
+        }
+        self._seen: dict[tuple[Needs, str], _MeasuredPart] = {}
+        self._passes: Counter[str] = Counter()
+        self._batch: ProbeBatch
+        self._modules = {
+            reader_path(path): module
+            for path, module in model.named_modules(remove_duplicate=False)
+        }
+
+    def run(
+        self, text: Sequence[ProbeBatch], attention: AttentionMap | None, progress: Progress
+    ) -> None:
+        """Read everything."""
+        device = next(self._model.parameters()).device
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(_evaluating(self._model))
+            if "attention" in self._metrics:
+                watching = watch_attention(self._model, self._see_attention, names=attention)
+                stack.enter_context(watching)
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            for batch in text:
+                progress("read the text", batch.start, batch.total)
+                self._batch = batch.on(device)
+                self._passes.clear()
+                self._batch.run(self._model)
+
+    def measurements(self) -> list[Measurement]:
+        """Return the numbers, in the order in which the parts ran first."""
+        found: list[Measurement] = []
+        for (needs, _), part in self._seen.items():
+            try:
+                means = part.accumulator.compute()
+            except ValueError as error:
+                if needs != "residual":
+                    raise
+                raise JomaError(
+                    f"{self._metrics[needs][0].name} needs a text with two different tokens at "
+                    "least; leave it out of the metrics"
+                ) from error
+            for metric in self._metrics[needs]:
+                assert metric.measure is not None, "probed"
+                where = metric.name, part.module, part.layer
+                if needs != "attention":
+                    found.append(Measurement(*where, None, metric.measure(means)))
+                    continue
+                layer = metric.measure(means.layer).item()
+                for head, value in [(None, layer), *enumerate(metric.measure(means).tolist())]:
+                    found.append(Measurement(*where, head, value, kind=part.kind))
+        return found
+
+    def _accumulator(
+        self, needs: Needs, key: str, layer: int | None, new: Callable[[], Any], kind: str = ""
+    ) -> Any:
+        """Return the accumulator of a part, `new()` where it is seen for the first time."""
+        if (needs, key) not in self._seen:
+            self._seen[needs, key] = _MeasuredPart(key, layer, new(), kind)
+        return self._seen[needs, key].accumulator
+
+    def _key(self, module: str) -> str:
+        """Return the key of this pass of a module."""
+        number = self._passes[module]
+        self._passes[module] += 1
+        return module if not number else f"{module}#{number}"
+
+    def _hooks(self) -> Iterator[Any]:
+        """Hook every MLP and block that is measured; yield what removes the hooks."""
+        stacks: dict[str, list[Mlp]] = {}
+        for mlp in self._parts.mlps if "activations" in self._metrics else ():
+            if mlp.down_path is None:
+                stacks.setdefault(mlp.module.rpartition("[")[0], []).append(mlp)
+                continue
+            module = self._model.get_submodule(mlp.down_path)
+            yield module.register_forward_pre_hook(functools.partial(self._see_mlp, mlp))
+        for path, experts in stacks.items():
+            hook = functools.partial(self._see_experts, experts)
+            yield self._modules[path].register_forward_pre_hook(hook, with_kwargs=True)
+        both = getattr(getattr(self._model, "config", None), "is_encoder_decoder", False)
+        for block in self._parts.blocks if "residual" in self._metrics else ():
+            if both and "decoder" in block.module.split("."):
+                continue  # its tokens are not those the encoder reads
+            hook = functools.partial(self._see_residual, block)
+            yield self._modules[block.module].register_forward_hook(hook)
+
+    def _see_attention(self, call: AttentionCall) -> None:
+        where = "attention", call.name, call.layer, AttentionAccumulator, call.kind
+        self._accumulator(*where).update(call.statistics(**self._collected["attention"]))
+
+    def _see_mlp(self, mlp: Mlp, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        hidden = args[0].reshape(-1, args[0].shape[-1])
+        hidden = self._spread(hidden) if mlp.expert is not None else self._sampled(hidden)
+        self._see_activations(mlp, self._key(reader_path(mlp.down_path or "")), hidden)
+
+    def _see_experts(
+        self, experts: Sequence[Mlp], module: nn.Module, args: Any, given: Any
+    ) -> None:
+        activations = _expert_activations(module, [*args, *given.values()], self._sampled)
+        for mlp in experts if activations else ():
+            assert mlp.expert is not None
+            assert mlp.down is not None
+            key = self._key(mlp.down.module)
+            if mlp.expert in activations:
+                self._see_activations(mlp, key, activations[mlp.expert])
+
+    def _see_activations(self, mlp: Mlp, key: str, hidden: Tensor) -> None:
+        options = {"top": (), **self._collected["activations"]}
+        new = functools.partial(ActivationStatisticsAccumulator, **options)
+        if len(hidden):
+            self._accumulator("activations", key, mlp.layer, new).update(hidden)
+
+    def _see_residual(self, block: BlockPart, module: nn.Module, args: Any, output: Any) -> None:
+        stream = output if isinstance(output, Tensor) else output[0]
+        rows = stream.reshape(-1, stream.shape[-1])
+        if len(rows) != self._batch.places:
+            return  # which tokens these are is not known
+        new = functools.partial(EmbeddingOverlapAccumulator, keep=VECTORS_COMPARED, seed=self._seed)
+        accumulator = self._accumulator("residual", self._key(block.module), block.layer, new)
+        accumulator.update(rows[self._batch.rows], self._batch.tokens)
+
+    def _sampled(self, rows: Tensor) -> Tensor:
+        """Return the sampled places; of a module that works on others, some evenly spaced."""
+        batch = self._batch
+        return rows[batch.rows] if len(rows) == batch.places else self._spread(rows)
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        return rows[:: max(1, -(-len(rows) // self._sample))]
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode, and every part back as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _expert_activations(
+    module: nn.Module, given: Sequence[Any], sampled: Callable[[Tensor], Tensor]
+) -> dict[int, Tensor]:
+    """Return the hidden activations of every expert that was chosen, (tokens, nodes) each.
+
+    Args:
+        module: holds the experts, as transformers writes them; of others nothing is returned.
+        given: what it is called with: hidden states, and the numbers of the experts chosen.
+        sampled: picks the sampled tokens from (tokens, …).
+    """
+    experts: Any = module  # transformers says of each how its matrices are laid out
+    own = module._parameters
+    name = "gate_up_proj" if own.get("gate_up_proj") is not None else "up_proj"
+    lower, bias = own.get(name), own.get(f"{name}_bias")
+    gated = getattr(experts, "has_gate", True) and hasattr(experts, "_apply_gate")
+    activation = experts._apply_gate if gated else getattr(experts, "act_fn", None)
+    tensors = [it for it in given if isinstance(it, Tensor)]
+    chosen = next((it for it in tensors if not it.is_floating_point()), None)
+    if lower is None or lower.ndim != 3 or activation is None or chosen is None:
+        return {}
+    if not hasattr(experts, "is_transposed") or not tensors[0].is_floating_point():
+        return {}
+    hidden = tensors[0].reshape(-1, tensors[0].shape[-1])
+    chosen = sampled(chosen.reshape(len(hidden), -1))
+    hidden = sampled(hidden)
+    found: dict[int, Tensor] = {}
+    for expert in chosen.unique().tolist():
+        if 0 <= expert < len(lower):
+            rows = hidden[(chosen == expert).any(-1)]
+            matrix = lower[expert].T if experts.is_transposed else lower[expert]
+            first = functional.linear(rows, matrix, None if bias is None else bias[expert])
+            found[expert] = activation(first)
     return found

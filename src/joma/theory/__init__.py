@@ -41,7 +41,6 @@ __all__ = [
     "marginals",
     "memory",
     "nonlinear",
-    "posterior",
     "scan_snap",
     "spectra",
     "stationarity",

@@ -147,8 +147,7 @@ def fixed_bias_ratio(
 
 def two_shapes(marginal: Marginal, negative: Marginal | None) -> tuple[Marginal, Marginal]:
     """Return the shapes of the positive and of the negative cluster."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    other = marginal if negative is None else negative
     return marginal, other
 
 

@@ -12,7 +12,7 @@ identity if they are orthonormal.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,10 +22,93 @@ from scipy import integrate, special
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._samples import Samples
 from joma.theory.functions import ACTIVATIONS, ATTENTIONS, Activation, Attention
 
 __all__ = ["Block", "Samples", "State", "Trajectory", "objective", "simulate", "velocity"]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The data of Eqn 2: token frequencies, and what drives the hidden nodes.
+
+    Attributes:
+        x: frequency of each token in each sample, shape (N, M), ≥ 0.
+        gradient: g_k, the gradient each hidden node receives (Eqn 9), shape (N,) or (N, K).
+        labels: instead of `gradient`, the class of each sample, shape (N,), for cross-entropy;
+            hidden node k is then the score of class k.
+        query: the query token of each sample, shape (N,), any whole numbers ≥ 0; None for one
+            query. Afterwards the position of each in `query_tokens`.
+        probability: weight of each sample in the expectation, shape (N,); None for equal ones.
+        classes: number of classes; one more than the largest label if None.
+        query_tokens: the different queries, in increasing order.
+    """
+
+    x: ArrayLike
+    gradient: ArrayLike | None = None
+    labels: ArrayLike | None = None
+    query: ArrayLike | None = None
+    probability: ArrayLike | None = None
+    classes: int | None = None
+    query_tokens: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        x = _checks.shape("x", _checks.non_negative("x", self.x), (None, None))
+        n = x.shape[0]
+        if n == 0:
+            raise JomaError("x must have at least one sample, got none")
+        if (self.gradient is None) == (self.labels is None):
+            raise JomaError("give either gradient or labels, and not both")
+        self._keep("x", x)
+        if self.gradient is not None:
+            g = _checks.at_least_1d("gradient", self.gradient)
+            g = _checks.shape("gradient", g[:, None] if g.ndim == 1 else g, (n, None))
+            self._keep("gradient", g)
+        if self.labels is not None:
+            self._keep("labels", self._whole("labels", self.labels))
+            largest = int(np.max(np.asarray(self.labels))) + 1
+            classes = largest if self.classes is None else self.classes
+            if _checks.whole("classes", classes, 1) < largest:
+                raise JomaError(f"classes must exceed the largest label {largest - 1}")
+            object.__setattr__(self, "classes", int(classes))
+        if self.query is not None:
+            tokens, position = np.unique(self._whole("query", self.query), return_inverse=True)
+            self._keep("query", position)
+            self._keep("query_tokens", tokens)
+        else:
+            self._keep("query_tokens", np.zeros(1, dtype=np.int64))
+        share = np.full(n, 1 / n) if self.probability is None else self.probability
+        share = _checks.shape("probability", _checks.at_least_1d("probability", share), (n,))
+        self._keep("probability", _checks.distribution("probability", share))
+
+    @property
+    def tokens(self) -> int:
+        """M, the number of contextual tokens."""
+        return np.shape(self.x)[1]
+
+    @property
+    def nodes(self) -> int:
+        """K, the number of hidden nodes."""
+        if self.gradient is not None:
+            return np.shape(self.gradient)[1]
+        assert self.classes is not None
+        return self.classes
+
+    @property
+    def queries(self) -> int:
+        """The number of different queries."""
+        return len(self.query_tokens)
+
+    def _whole(self, name: str, value: ArrayLike) -> NDArray[np.int64]:
+        whole = _checks.integers(name, value, 0)
+        if whole.shape != (len(np.asarray(self.x)),):
+            raise JomaError(
+                f"{name} must have shape ({len(np.asarray(self.x))},), got {whole.shape}"
+            )
+        return whole
+
+    def _keep(self, name: str, value: Array | NDArray[np.int64]) -> None:
+        """Keeps a copy that cannot be written to: what was checked stays what it was."""
+        object.__setattr__(self, name, _checks.frozen(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,16 +206,6 @@ class Trajectory:
     start: State
 
 
-def check_setting(block: Block, samples: Samples, state: State) -> None:
-    """Raise JomaError for arguments that are not of these types."""
-    for name, value, kind in (
-        ("block", block, Block),
-        ("samples", samples, Samples),
-        ("state", state, State),
-    ):
-        _checks.instance(name, value, kind)
-
-
 def velocity(
     block: Block, samples: Samples, state: State, *, switches: Array | None = None
 ) -> State:
@@ -146,7 +219,6 @@ def velocity(
         state: where.
         switches: h′ of every sample and node, shape (N, K), if it is not to follow the state.
     """
-    check_setting(block, samples, state)
     query, x = sample_queries(samples), np.asarray(samples.x)
     logits = state.z[query]
     pull = node_gradients(block, samples, state, switches)
@@ -162,7 +234,6 @@ def velocity(
 
 def objective(block: Block, samples: Samples, state: State) -> float:
     """Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels; training ascends it."""
-    check_setting(block, samples, state)
     h = block.phi.value(preactivations(block, samples, state))
     share = np.asarray(samples.probability)
     if samples.gradient is not None:
@@ -177,7 +248,7 @@ def simulate(
     samples: Samples,
     t: ArrayLike,
     *,
-    initial: State | Mapping[str, ArrayLike] | tuple[ArrayLike, ...] | None = None,
+    initial: tuple[ArrayLike, ...] | None = None,
     descent_step: float | None = None,
     flow_step: float | None = None,
 ) -> Trajectory:
@@ -191,15 +262,13 @@ def simulate(
         block: what is trained.
         samples: the data.
         t: times at which the state is kept, increasing, shape (T,).
-        initial: a `State`, a mapping with its names, (v, z) or (v, z, bias); zero if None. With
+        initial: a `State`, (v, z) or (v, z, bias); zero if None. With
             embeddings, v and bias must be projections of some weights w: (v, bias) = (U_C, u)ᵀ w.
         descent_step: length in t of one gradient step; the times are rounded to whole steps, and
             must remain different.
         flow_step: length of a fixed step of the flow with activations that are not smooth; the
             default is a 2000th of the whole time.
     """
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
     if block.sigma.normalized and np.any(np.sum(np.asarray(samples.x), axis=1) == 0):
         raise JomaError("x must have a token in every sample, or softmax has nothing to weigh")
     t = np.atleast_1d(_checks.times("t", t))
@@ -259,15 +328,9 @@ def _initial(samples: Samples, initial: Any) -> State:
     zero = State(np.zeros((m, k)), np.zeros((q, m)), np.zeros((q, k)))
     if initial is None:
         return zero
-    parts = initial
-    if isinstance(initial, Mapping):
-        given = dict(cast(Mapping[str, Any], initial))
-        parts = [given.pop(name, value) for name, value in zero._asdict().items()]
-        if given:
-            raise JomaError(f"initial may name v, z and bias, got {', '.join(map(str, given))}")
-    if not isinstance(parts, list | tuple) or not 2 <= len(cast(Any, parts)) <= 3:
+    if not isinstance(initial, tuple) or not 2 <= len(cast(Any, initial)) <= 3:
         raise JomaError(f"initial must be a State or (v, z) or (v, z, bias), got {initial!r}")
-    v, z, bias = (*cast(Any, parts), zero.bias)[:3]
+    v, z, bias = (*cast(Any, initial), zero.bias)[:3]
     v = _checks.finite("initial v", v)
     v = _checks.shape("initial v", v[:, None] if v.ndim == 1 else v, (m, k))
     z = _checks.shape("initial z", np.atleast_2d(_checks.finite("initial z", z)), (q, m))

@@ -91,13 +91,11 @@ def expectations(
     Returns:
         E[ψ] of shape (…) and E[xψ] of shape (…, n).
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
     v = _checks.at_least_1d("v", v)
     mean = _checks.at_least_1d("mean", mean)
     bias = _checks.finite("bias", bias)
     if v.shape[-1] != mean.shape[-1]:
         raise JomaError(f"mean must have the {v.shape[-1]} components of v, got {mean.shape[-1]}")
-    _checks.together(v=v.shape[:-1], mean=mean.shape[:-1], bias=bias.shape)
     seen = v if basis is None else _project(v, basis)
     length = _checks.norm(seen)
     if np.any(length == 0):
@@ -176,7 +174,6 @@ def sufficient_condition(marginal: Marginal) -> float:
     be none if it is not. The condition is not necessary: Student's t₃ and t₅ have critical points
     at every distance with 0.203 and 0.180.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
     return float(marginal.theta2(0.0) * marginal.pdf(0.0))
 
 
@@ -192,7 +189,6 @@ def straddles(marginal: Marginal, distance: float) -> bool:
         marginal: shape of both clusters.
         distance: D = ‖x̄₊ - x̄₋‖ > 0.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
     distance = _checks.positive_scalar("distance", distance)
     below, at, above = marginal.mean_residual(np.array([-distance, 0.0, distance]))
     return bool(below > at < above)
@@ -202,7 +198,6 @@ def homogeneous_slopes(
     marginal: Marginal, s: ArrayLike, *, slopes: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Array, Array]:
     """Lemma 5 (Eqn 61, corrected): dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
     below, above = _checks.finite("slopes", slopes, (2,))
     jump = float(above - below)
@@ -211,14 +206,12 @@ def homogeneous_slopes(
 
 def curve(marginal: Marginal, s: ArrayLike) -> tuple[Array, Array]:
     """Fig. 9 (Eqn 57): the curve y = θ₁(s), G(y) = F(s); two points on a line through 0 rest."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
     return marginal.theta1(s), marginal.first_integral(s)
 
 
 def curve_slope(marginal: Marginal, s: ArrayLike) -> Array:
     """After Eqn 57: dG/dy = θ₁(s)/p(s) at y = θ₁(s), for s inside the support."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
     slope = marginal.inverse_hazard(s)
     if np.any(np.isnan(slope)):

@@ -97,7 +97,6 @@ def expected_overlaps(epsilon: ArrayLike, tokens: ArrayLike, dimension: ArrayLik
     d = _checks.finite("dimension", dimension)
     if np.any((d < 2) | (d != np.round(d))):
         raise JomaError(f"dimension must be whole numbers from 2, got {dimension!r}")
-    _checks.together(epsilon=epsilon.shape, tokens=count.shape, dimension=d.shape)
     above = special.betainc((d - 1) / 2, 0.5, (1 - epsilon) * (1 + epsilon))
     return count * (count - 1) / 2 * above
 
@@ -108,7 +107,6 @@ def _overlap_and_count(epsilon: ArrayLike, tokens: ArrayLike) -> tuple[Array, Ar
         raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
     if np.any(count < 2):
         raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
-    _checks.together(epsilon=epsilon.shape, tokens=count.shape)
     return epsilon, count
 
 

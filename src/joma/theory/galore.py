@@ -146,10 +146,8 @@ def varying_rate(
     """
     sizes = {"lipschitz_a": lipschitz_a, "lipschitz_b": lipschitz_b, "lipschitz_c": lipschitz_c}
     sizes |= {"radius": radius, "norm_b": norm_b, "norm_c": norm_c}
-    l_a, l_b, l_c, d, b, c = checked = [checks.non_negative(*one) for one in sizes.items()]
+    l_a, l_b, l_c, d, b, c = [checks.non_negative(*one) for one in sizes.items()]
     least = checks.finite("kappa", kappa)
-    shapes = {name: size.shape for name, size in zip(sizes, checked, strict=True)}
-    checks.together(kappa=least.shape, **shapes)
     return float(np.sum(least - l_a - d * (l_b * c + l_c * b)))
 
 
@@ -164,7 +162,6 @@ def stalled_gradient(
     Raises:
         JomaError: Σ_i B̂_i X Ĉ_i = R₀ has not exactly one solution, or none that float64 can find.
     """
-    problem = checks.instance("problem", problem, ReversibleGradient)
     left, right = checks.finite("p", p), checks.finite("q", q)
     start = checks.finite("w0", w0, problem.a.shape[1:])
     b, c = _projected(problem.b, problem.c, left, right)
@@ -189,7 +186,7 @@ def refreshed_bound(problem: ReversibleGradient, *, step: float, rank: int) -> f
     guaranteed: `noise_floor`. New.
     """
     eta = checks.positive_scalar("step", step)
-    least, largest = checks.instance("problem", problem, ReversibleGradient).curvature()
+    least, largest = problem.curvature()
     if eta * largest > 2 * (1 + 1e-12):
         raise JomaError(f"step must be ≤ 2/L = {2 / largest:g}, got {eta}")
     _, m, n = problem.a.shape

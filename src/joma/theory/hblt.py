@@ -90,7 +90,6 @@ def latent_distribution(
     """
     rho_to_top = _checks.within("rho_to_top", rho_to_top, -1, 1)
     root = root_uncertainty(class_probs, child_off_probs)
-    _checks.together(rho_to_top=rho_to_top.shape, classes=root.shape)
     return p(rho_to_top * root)
 
 
@@ -115,7 +114,6 @@ def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: Arra
     height, depth = _checks.heights(height, depth)
     rho = _checks.within("rho", rho, -1, 1)
     rho0 = _checks.within("rho0", rho0, -1, 1)
-    _checks.together(height=height.shape, depth=depth.shape, rho=rho.shape, rho0=rho0.shape)
     # 1 − xⁿ and 1 − xy from their logarithms and complements: nothing cancels near 1.
     size, size0 = np.abs(rho), np.abs(rho0)
     log_power = xlogy(depth - 1, size)
@@ -153,7 +151,6 @@ def dissociation_bound(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLike) 
     """
     height, depth = _checks.heights(height, depth)
     epsilon = _checks.within("epsilon", epsilon, 0, 1)
-    _checks.together(height=height.shape, depth=depth.shape, epsilon=epsilon.shape)
     flips = height * epsilon
     deep = depth * np.where(flips > 0.5, epsilon, 1.0)
     return np.where(flips > 0.5, 0.5 + 0.5 / deep, height / depth + flips)
@@ -383,4 +380,67 @@ def descent(tree: Tree, descendant: Node, ancestor: Node) -> Array:
     Returns:
         P[y_γ=i | y_α=j] at [i, j].
     """
-    return transition(_checks.instance("tree", tree, Tree).path_rho(descendant, ancestor))
+    return transition(tree.path_rho(descendant, ancestor))
+
+
+def posteriors(tree: Tree, leaves: ArrayLike) -> tuple[Array, ...]:
+    """Definition 2 turned around: P[y = 1 | leaves] of every latent, and P[class | leaves].
+
+    Args:
+        tree: that the leaves come from.
+        leaves: samples of all leaves, 0 or 1, shape (S, leaves).
+
+    Returns:
+        For each level from just above the leaves up to the top latents, shape (S, latents); last
+        the class, shape (S, C). That is the order of `joma.data.Batch.latents`.
+    """
+    on = _checks.finite("leaves", leaves)
+    if on.ndim != 2 or on.shape[1] != tree.sizes[-1] or not np.isin(on, (0, 1)).all():
+        raise JomaError(
+            f"leaves must be 0 or 1 and of shape (samples, {tree.sizes[-1]}), got shape {on.shape}"
+        )
+    # From the leaves up. Node first: (nodes, S, value). What is below a node, given its value,
+    # counts up to a factor, so that no product of many becomes too small to differ from 0.
+    below = [np.stack([on.T == 0, on.T == 1], -1).astype(float)]
+    messages: list[Array] = []  # what is below a node, given its parent's value
+    for level in range(tree.depth - 1, 0, -1):
+        messages.append(below[-1] @ transition(tree.rhos[level - 1]))
+        product = np.zeros((tree.sizes[level - 1], *below[-1].shape[1:]))
+        np.add.at(product, tree.parents[level - 1], _log(messages[-1]))
+        below.append(_scaled(product))
+    top_given_class = np.stack([tree.child_off_probs, 1 - tree.child_off_probs], 1)
+    given_class = below[-1] @ top_given_class
+    label = _scaled(_log(given_class).sum(0) + _log(tree.class_probs))
+    label /= label.sum(-1, keepdims=True)
+
+    # And down again: what is below a node is in its parent's belief already, and is taken out.
+    belief = below[-1] * (_ratio(label, given_class) @ top_given_class.mT)
+    beliefs = [belief]
+    for level, (message, under) in enumerate(
+        zip(messages[:0:-1], below[-2:0:-1], strict=True), start=1
+    ):
+        above = belief[tree.parents[level - 1]]
+        belief = under * (_ratio(above, message) @ transition(tree.rhos[level - 1]).mT)
+        beliefs.append(belief)
+    # A tree of one level has leaves alone, which are known.
+    latents = beliefs[: tree.depth - 1][::-1]
+    return (*(each[..., 1].T for each in latents), label)
+
+
+def _log(values: Array) -> Array:
+    with np.errstate(divide="ignore"):  # what cannot be is −∞
+        return np.log(values)
+
+
+def _scaled(logarithms: Array) -> Array:
+    """Likelihoods, the largest of each sample 1."""
+    largest = logarithms.max(-1, keepdims=True)
+    if not np.isfinite(largest).all():
+        raise JomaError("leaves must be ones that the tree can have, got a sample that it cannot")
+    return np.exp(logarithms - largest)
+
+
+def _ratio(joint: Array, part: Array) -> Array:
+    """Their ratio; where the part is 0 the joint is too, and so is what comes of it."""
+    shape = np.broadcast_shapes(joint.shape, part.shape)
+    return np.divide(joint, part, out=np.zeros(shape), where=part > 0)

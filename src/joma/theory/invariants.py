@@ -19,13 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._samples import Samples
-from joma.theory.block import Block, State, Trajectory, velocity
+from joma.theory.block import Block, Samples, State, Trajectory, velocity
 
 
 def conserved(trajectory: Trajectory) -> Array:
     """Theorem 1: the quantities this block conserves for orthonormal embeddings, shape (T, …)."""
-    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
     block, z = trajectory.block, trajectory.z
     if block.sigma.normalized:
         return np.sum(z, axis=-1)
@@ -38,7 +36,6 @@ def drift(trajectory: Trajectory) -> float:
     Where the two terms of a law exceed 1 the change is relative to the larger of them: a law that
     holds to rounding has a small drift however far the weights have grown.
     """
-    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
     start = trajectory.start
     origin = dataclasses.replace(
         trajectory,
@@ -126,8 +123,6 @@ def token_law_rate(block: Block, samples: Samples, state: State) -> Array:
         The rate of Σ_m τ² H(z_ml/τ) - (η_Z/2η_W) Σ_k v_kl² for each token l, shape (M,).
     """
     _check_pointwise(block)
-    samples = _checks.instance("samples", samples, Samples)
-    state = _checks.instance("state", state, State)
     if block.embeddings is None:
         return np.zeros(samples.tokens)
     plain = velocity(dataclasses.replace(block, embeddings=None), samples, state)
@@ -143,7 +138,6 @@ def exp_logits(block: Block, v: ArrayLike) -> Array:
         block: its rates and temperature.
         v: shape (…, M, K).
     """
-    block = _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w * block.tau)
     return factor * np.sum(_checks.at_least_1d("v", v) ** 2, axis=-1)
 
@@ -174,7 +168,6 @@ def softmax_logit_parts(block: Block, v: ArrayLike, mean_scores: ArrayLike) -> t
     if v.ndim < 2:
         raise JomaError(f"v must have the shape (…, M, K), got {v.shape}")
     mean_scores = _checks.finite("mean_scores", mean_scores, (v.shape[-2],))
-    block = _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w * block.tau)
     own = np.sum(v**2, axis=-1)
     return factor * own, -factor * np.sum(own, axis=-1, keepdims=True) * mean_scores
@@ -193,7 +186,7 @@ def descent_drift(v: ArrayLike, block: Block | None = None) -> Array:
         The change of Σ_m τ z_m - (η_Z/2η_W) Σ_k v_k² from the first to the last step, shape (M,).
     """
     v = _checks.finite("v", v, (None, None, None))
-    block = Block() if block is None else _checks.instance("block", block, Block)
+    block = Block() if block is None else block
     factor = block.eta_z / (2 * block.eta_w)
     return -factor * np.sum(np.diff(v, axis=0) ** 2, axis=(0, 2))
 
@@ -208,7 +201,6 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
             has the whole of Eqn 18, but not its two parts alone.
     """
     left, right = _checks.at_least_1d("a", a), _checks.at_least_1d("b", b)
-    _checks.together(a=left.shape, b=right.shape)
     if centered:
         left = left - np.mean(left, axis=-1, keepdims=True)
         right = right - np.mean(right, axis=-1, keepdims=True)
@@ -217,7 +209,7 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
 
 
 def _check_pointwise(block: Block) -> None:
-    if _checks.instance("block", block, Block).sigma.normalized:
+    if block.sigma.normalized:
         raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
 
 

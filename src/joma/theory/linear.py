@@ -41,8 +41,8 @@ def weights(
 
     Returns:
         v(t), shape (…, M) for a scalar t and (T, …, M) otherwise, to 1e-9 relative up to
-        1 - t/t* = 1e-8 where long double has 80 bits. Where v crosses zero, the error is relative
-        to 1e-6.
+        1 - t/t* = 1e-7 where long double has 80 bits, and from zero up to 1e-12. Where v crosses
+        zero, the error is relative to 1e-6.
     """
     tokens = _Tokens.checked(delta, initial, log_offset, normalizer)
     return _evolve(tokens, _checks.times("t", t), beyond)
@@ -107,7 +107,6 @@ def conserved_ratio(delta: ArrayLike, v: ArrayLike) -> Array:
     NaN where Δ is 0: such a token never moves.
     """
     delta, v = _checks.finite("delta", delta), _checks.finite("v", v)
-    _checks.together(delta=delta.shape, v=v.shape)
     return _erf(v) / np.where(delta == 0, np.nan, delta)
 
 

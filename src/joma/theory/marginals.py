@@ -256,7 +256,6 @@ class Scaled(Marginal):
     width: float
 
     def __post_init__(self) -> None:
-        _checks.instance("marginal", self.marginal, Marginal)
         _checks.positive_scalar("width", self.width)
         object.__setattr__(self, "reach", self.width * self.marginal.reach)
         object.__setattr__(self, "noise", self.marginal.noise)

@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._samples import Samples
-from joma.theory.block import Block, State, Trajectory, node_gradients
+from joma.theory.block import Block, Samples, State, Trajectory, node_gradients
 
 _MAX_ITERATIONS = 200
 
@@ -65,7 +64,6 @@ def covariance(block: Block, samples: Samples, state: State) -> Array:
         Shape (M,).
     """
     samples = _check_setting(block, samples)
-    state = _checks.instance("state", state, State)
     b = block.scores(np.asarray(samples.x), state.z[0])
     weighted = np.sum(node_gradients(block, samples, state) * (b @ state.v), axis=1)
     share = np.asarray(samples.probability)
@@ -85,7 +83,6 @@ def gap_bound(trajectory: Trajectory) -> Array:
     Returns:
         The bound at each kept time, by the trapezoidal rule over them, shape (T,).
     """
-    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
     block, samples = trajectory.block, trajectory.samples
     _check_setting(block, samples)
     pushes = np.array(
@@ -105,8 +102,6 @@ def gap_bound(trajectory: Trajectory) -> Array:
 
 
 def _check_setting(block: Block, samples: Samples) -> Samples:
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
     if not block.sigma.normalized:
         raise JomaError("block must have softmax attention; others have laws without memory")
     if samples.queries > 1:

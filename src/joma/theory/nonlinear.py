@@ -87,7 +87,6 @@ def elapsed(r: ArrayLike, mu: ArrayLike) -> Array:
     if np.any(r >= 1):
         raise JomaError(f"r must be < 1 (the target is never reached), got {np.max(r)}")
     mu = np.abs(_checks.finite("mu", mu))
-    _checks.together(r=r.shape, mu=mu.shape)
     r, mu = np.broadcast_arrays(r, mu)
     return -np.exp(-(mu**2) / 2) * np.log1p(-r) + offset(r, mu)
 
@@ -96,7 +95,6 @@ def offset(r: ArrayLike, mu: ArrayLike) -> Array:
     """Theorem 4 (Eqn 88): H = F - e^{-μ²/2} ln(1/δ), between 0 and 0.8643 for all r and μ."""
     r = _checks.within("r", r, 0.0, 1.0)
     mu = np.abs(_checks.finite("mu", mu))
-    _checks.together(r=r.shape, mu=mu.shape)
     r, mu = np.broadcast_arrays(r, mu)
     return _eqn6.smooth_part(r.ravel(), mu.ravel()).reshape(r.shape)
 
@@ -109,7 +107,6 @@ def residual_offset(mu: ArrayLike) -> Array:
 def rate_ratio(mu_j: ArrayLike, mu_k: ArrayLike, t: ArrayLike) -> Array:
     """Theorem 4 (Eqn 7): ln(1/δ_j)/ln(1/δ_k) at time t; it tends to e^{μ_j²/2}/e^{μ_k²/2}."""
     mu_j, mu_k = _checks.finite("mu_j", mu_j), _checks.finite("mu_k", mu_k)
-    _checks.together(mu_j=mu_j.shape, mu_k=mu_k.shape)
     mu_j, mu_k = np.broadcast_arrays(mu_j, mu_k)
     t = _checks.positive("t", t)
     return log_residual(mu_j, t) / log_residual(mu_k, t)

@@ -8,14 +8,12 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.block import (
     Block,
     Samples,
     State,
     Trajectory,
-    check_setting,
     preactivations,
     sample_queries,
     velocity,
@@ -24,7 +22,6 @@ from joma.theory.block import (
 
 def gradient_means(block: Block, samples: Samples, state: State) -> Array:
     """Assumption 1: E[g_k x_l], shape (M, K)."""
-    check_setting(block, samples, state)
     x, share = np.asarray(samples.x), np.asarray(samples.probability)[:, None]
     if samples.gradient is not None:
         return x.T @ (share * np.asarray(samples.gradient))
@@ -39,7 +36,6 @@ def drift(trajectory: Trajectory) -> Array:
     It is 0 where the assumption holds, and 1 where the means have vanished, as they do where
     cross-entropy has been learned.
     """
-    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
     block, samples = trajectory.block, trajectory.samples
     first = gradient_means(block, samples, trajectory.start)
     size = float(np.linalg.norm(first))
@@ -62,7 +58,6 @@ def rate(block: Block, samples: Samples, state: State) -> Array:
     Returns:
         Shape (M, K).
     """
-    check_setting(block, samples, state)
     if samples.gradient is not None:
         return np.zeros((samples.tokens, samples.nodes))
     x, query = np.asarray(samples.x), sample_queries(samples)

@@ -19,8 +19,7 @@ from joma.models import TransformerConfig
 from joma.optim import StackedAdam, StackedSGD
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
-from joma.theory.hblt import Tree
-from joma.theory.posterior import posteriors
+from joma.theory.hblt import Tree, posteriors
 
 DEPTH, BRANCHING, TOPS, RHO, OFF = 3, 2, 6, 0.9, 0.05
 HEIGHTS = tuple(range(1, DEPTH + 1))

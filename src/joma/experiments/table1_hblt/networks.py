@@ -17,7 +17,7 @@ from joma.models import TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import held_out, ncorr
 from joma.runs import Run
-from joma.theory.posterior import posteriors
+from joma.theory.hblt import posteriors
 
 DEPTHS, RHOS = (2, 3, 4), (0.5, 0.7, 0.9, 0.95)
 BRANCHING, CLASSES = 3, 20

@@ -38,7 +38,6 @@ __all__ = [
     "known_architecture",
     "load_map",
     "module_at",
-    "module_path",
     "number_of_layers",
     "prefix_of",
     "register",
@@ -52,7 +51,7 @@ _registered: list[Architecture] = []
 
 
 class UnknownArchitectureError(JomaError):
-    """No map for an architecture; the message has lines: the module tree, and a map to fill in."""
+    """No map for an architecture; the message has lines: the parameters, and a map to fill in."""
 
     verbatim = True
 
@@ -61,7 +60,7 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
     """Return the map of a model, or of a configuration before anything is loaded.
 
     Raises:
-        UnknownArchitectureError: there is none; it shows the module tree and how to write one.
+        UnknownArchitectureError: there is none; it shows the parameters and how to write one.
     """
     architecture = known_architecture(model_or_config)
     if architecture is not None:
@@ -74,11 +73,11 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
 
 
 def how_to_map(model_or_config: nn.Module | Config) -> str:
-    """Return a model's tree and how to write its map, for the message of an error."""
-    tree = _tree_of(model_or_config)
+    """Return a model's parameters and how to write its map, for the message of an error."""
+    names = _parameters_of(model_or_config)
     return (
-        f"{tree}Write its map{' from this tree' if tree else ''} in Python, before the model is "
-        "used, or in a file for joma probe --map:\n"
+        f"{names}Write its map{' from these names' if names else ''} in Python, before the model "
+        "is used, or in a file for joma probe --map:\n"
         + _EXAMPLE.replace("MODEL_TYPE", _model_type(model_or_config))
     )
 
@@ -114,68 +113,37 @@ _EXAMPLE = """\
     ))"""
 
 
-def _tree_of(model_or_config: nn.Module | Config) -> str:
-    if isinstance(model_or_config, nn.Module):
-        return module_tree(model_or_config) + "\n"
-    try:
-        import torch
-        from transformers import AutoConfig, AutoModel
+def _parameters_of(model_or_config: nn.Module | Config) -> str:
+    """Return names and shapes of a model's matrices, a line each; of all blocks the first's."""
+    model = model_or_config
+    if not isinstance(model, nn.Module):
+        try:
+            import torch
+            from transformers import AutoConfig, AutoModel
 
-        config = model_or_config
-        if isinstance(config, Mapping):
-            config = AutoConfig.for_model(**config)
-        with torch.device("meta"):
-            config._attn_implementation = None  # not a configuration's to say
-            return module_tree(AutoModel.from_config(config, trust_remote_code=False)) + "\n"
-    except Exception:  # a tree that cannot be drawn must not hide the message it is drawn for
-        return ""
+            config = AutoConfig.for_model(**model) if isinstance(model, Mapping) else model
+            with torch.device("meta"):
+                config._attn_implementation = None  # not a configuration's to say
+                model = AutoModel.from_config(config, trust_remote_code=False)
+        except Exception:  # names that cannot be listed must not hide the message they are for
+            return ""
+    shapes: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if not name.endswith("bias"):
+            shapes.setdefault(_IN_NUMBERS.sub(LAYER, name), str(tuple(parameter.shape)))
+    lines = [f"  {name} {shape}" for name, shape in shapes.items()]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"  … and {len(lines) - _MOST_LINES} more"]
+    return "\n".join([f"{type(model).__name__} has the parameters", *lines, ""])
+
+
+_IN_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+_MOST_LINES = 60
 
 
 def _model_type(model_or_config: nn.Module | Config) -> str:
     model_type = config_entry(model_or_config, "model_type")
     return model_type if isinstance(model_type, str) else type(model_or_config).__name__
-
-
-def module_tree(module: nn.Module, most_lines: int = 60) -> str:
-    """Return names, classes and weight shapes of a module's parts, one line each.
-
-    Of equal neighbours (the blocks of a transformer) the first is shown.
-    """
-    lines = [type(module).__name__, *_below(module, "  ")]
-    if len(lines) > most_lines:
-        left_out = len(lines) - most_lines
-        lines = [*lines[:most_lines], f"  … and {left_out} lines more"]
-    return "\n".join(lines)
-
-
-def _below(module: nn.Module, indent: str) -> list[str]:
-    lines: list[str] = []
-    children = list(module.named_children())
-    at = 0
-    while at < len(children):
-        name, child = children[at]
-        inside = [_line(child), *_below(child, indent + "  ")]
-        end = at + 1
-        while end < len(children) and _same(inside, children[end][1], indent):
-            end += 1
-        label = name if end == at + 1 else f"{name}, likewise to {children[end - 1][0]}"
-        lines += [f"{indent}{label}: {inside[0]}", *inside[1:]]
-        at = end
-    return lines
-
-
-def _same(inside: list[str], other: nn.Module, indent: str) -> bool:
-    # A lone leaf keeps its name: q_proj and k_proj have equal lines and are not the same.
-    return len(inside) > 1 and inside == [_line(other), *_below(other, indent + "  ")]
-
-
-def _line(module: nn.Module) -> str:
-    shapes = [
-        f"{name} {tuple(parameter.shape)}"
-        for name, parameter in module.named_parameters(recurse=False)
-        if not name.endswith("bias")
-    ]
-    return " ".join([type(module).__name__, *shapes])
 
 
 def weights(
@@ -271,23 +239,12 @@ def module_at(
         layer: that number.
         architecture: the model's map; found by `architecture_of` unless given.
     """
-    return model.get_submodule(module_path(model, path, layer, architecture=architecture))
-
-
-def module_path(
-    model: nn.Module,
-    path: str,
-    layer: int | None = None,
-    *,
-    architecture: Architecture | None = None,
-) -> str:
-    """Return the full name of the module `module_at` finds, as `named_modules` has it."""
     if architecture is None:
         architecture = architecture_of(model)
     if (LAYER in path) != (layer is not None):
         raise JomaError(f"layer must be given where the path has {LAYER}, got {layer} and {path}")
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
-    return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
+    return model.get_submodule(prefix_of(names, architecture) + path.replace(LAYER, str(layer)))
 
 
 def found_by_map(

@@ -181,44 +181,38 @@ def _field(entry: str, value: Any, what: str) -> Any:
     if entry in _PLACES:
         return _place(value, what)
     if entry in ("model_types", "prefixes"):
-        if not isinstance(value, list) or not all(isinstance(it, str) for it in value):
-            raise JomaError(f"{what} must be a list of names, got {printable(str(value), 60)}")
-        return tuple(value)
+        good = isinstance(value, list) and all(isinstance(it, str) for it in value)
+        return tuple(_checked(good, "a list of names", value, what))
     if entry in ("heads", "key_value_heads"):
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not whole and not isinstance(value, str):
-            raise JomaError(
-                f"{what} must be a number or an attribute of the configuration, got "
-                f"{printable(str(value), 60)}"
-            )
-        return value
-    return _of_type(str, "a name", value, what)
+        good = isinstance(value, str) or (type(value) is int and value > 0)
+        return _checked(good, "a number or an attribute of the configuration", value, what)
+    return _name(value, what)
 
 
 def _place(value: Any, what: str) -> Place:
     if isinstance(value, str):
         return Place(value)
     _check_entries(value, ("name", "part", "transposed"), what)
-    part = value.get("part")
-    return Place(
-        _of_type(str, "a name", value.get("name"), f"{what}.name"),
-        None if part is None else _part(part, f"{what}.part"),
-        _of_type(bool, "true or false", value.get("transposed", False), f"{what}.transposed"),
-    )
+    transposed, part = value.get("transposed", False), value.get("part")
+    _checked(isinstance(transposed, bool), "true or false", transposed, f"{what}.transposed")
+    made = None if part is None else _part(part, f"{what}.part")
+    return Place(_name(value.get("name"), f"{what}.name"), made, transposed)
 
 
 def _part(value: Any, what: str) -> Part | Rows:
-    of_rows = isinstance(value, Mapping) and "start" in value
-    names = ("start", "stop", "of") if of_rows else ("index", "of", "by_head")
+    kind, names = Part, ("index", "of", "by_head")
+    if isinstance(value, Mapping) and "start" in value:
+        kind, names = Rows, ("start", "stop", "of")
     _check_entries(value, names, what)
-    numbers = [
-        _of_type(int, "a whole number", value.get(name), f"{what}.{name}")
-        for name in names
-        if name != "by_head"
-    ]
-    by_head = _of_type(bool, "true or false", value.get("by_head", False), f"{what}.by_head")
+    for name in names:
+        if name == "by_head":
+            good = isinstance(value.get(name, False), bool)
+            _checked(good, "true or false", value.get(name), f"{what}.{name}")
+        else:
+            good = type(value.get(name)) is int
+            _checked(good, "a whole number", value.get(name), f"{what}.{name}")
     try:
-        return Rows(*numbers) if of_rows else Part(*numbers, by_head=by_head)
+        return kind(**value)
     except JomaError as error:
         raise JomaError(f"{what}: {error}") from error
 
@@ -233,8 +227,11 @@ def _check_entries(value: Any, names: Collection[str], what: str) -> None:
             )
 
 
-def _of_type(kind: type, described: str, value: Any, what: str) -> Any:
-    """Return a value of exactly this type that is no empty text."""
-    if type(value) is not kind or value == "":
+def _name(value: Any, what: str) -> str:
+    return _checked(isinstance(value, str) and value != "", "a name", value, what)
+
+
+def _checked(good: bool, described: str, value: Any, what: str) -> Any:
+    if not good:
         raise JomaError(f"{what} must be {described}, got {printable(str(value), 60)}")
     return value

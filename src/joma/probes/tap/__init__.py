@@ -1,31 +1,39 @@
 """One tap on the attention of any model: observe it, or replace its result, while the model runs.
 
-It works on Hugging Face models, whatever attention implementation they use, on
-`nn.MultiheadAttention` and torch's encoder and decoder layers, and on other modules through an
-`AttentionMap`. Taps nest, may end in any order, may be used from several threads, and leave nothing
-behind.
-
-- `watch_attention`: call a function with queries and keys of every attention. Outputs, gradients
-  and random numbers are those of a model without a tap, bit for bit.
+- `watch_attention`: call a function with queries and keys of every attention.
 - `tap_attention`: the same, and what the function returns takes the place of attention's result.
 - `AttentionCall`: what the function gets. `Tap`: what was seen so far.
-- `AttentionMap`: where queries and keys are made, for a model that does not say it itself.
+- `AttentionMap`: where queries and keys are made, for a model whose attention nobody can see.
 
-`stack.py` holds the taps in place and follows forward passes; `huggingface.py`, `multihead.py` and
-`named.py` each find one kind of attention in a model.
+How it works. A model computes attention by one of three functions, and all three lead here:
+`scaled_dot_product_attention`, the function that Hugging Face's attention interface chooses, and
+the softmax that a module whose class is called an attention takes itself. A torch function mode
+sees the first and the last, and so does `nn.MultiheadAttention`, which calls
+them; the interface is wrapped, for there keys are not yet repeated and softcap and sinks are known.
+Forward hooks keep a stack of the modules that run, which says which attention it is. Each call is
+handed over before it is computed, with queries and keys as computed, after rotation; what the
+handler returns makes computing it unnecessary. Fused implementations (flash, flex) are replaced by
+the library's plain ones, compiled models run uncompiled, and torch's encoder layers take no fused
+path while a tap is in place. At the end hooks, mode, interface and implementation are undone.
+
+A tap sees what runs in the thread that entered it. Rows hidden altogether (left padding) see no
+key, whatever the implementation makes of them, and tokens that no query sees are padding.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from joma.errors import JomaError
-from joma.probes.tap import huggingface, multihead, named
-from joma.probes.tap.call import HOW, AttentionCall, Handler
-from joma.probes.tap.named import AttentionMap
-from joma.probes.tap.stack import Tap
+from joma.probes.tap._functions import observed_functions
+from joma.probes.tap._named import AttentionMap, named_attention
+from joma.probes.tap._taps import Tap
+from joma.probes.tap._transformers import observed_interface
+from joma.probes.tap.call import AttentionCall, Handler
 
 __all__ = [
     "AttentionCall",
@@ -46,32 +54,30 @@ def watch_attention(
         with watch_attention(model, see) as tap:
             model(tokens)
 
-    Everything is undone at the end, also after an error. Rows hidden altogether (the left padding
-    of a batch) see no key, whatever the implementation makes of them. What gradient checkpointing
-    computes a second time is not seen again.
+    Everything is undone at the end, also after an error. What gradient checkpointing computes a
+    second time is not seen again.
 
     Args:
-        model: Any module that is not compiled.
-        see: Called with each `AttentionCall` when it has been computed, without gradients; it may
-            call `call.statistics()`. What it returns is ignored.
+        model: Any module.
+        see: Called with each `AttentionCall`, without gradients; it may call `call.statistics()`.
+            What it returns is ignored.
         names: Where queries and keys are made, for a model that does not say it itself.
 
     Raises:
-        JomaError: The model is of no kind that can be watched, or nothing was seen by the end.
+        JomaError: Attention was computed in a way that cannot be seen, or none was seen by the end.
     """
     with _tapped(Tap(model, see, acts=False), model, names) as tap:
         yield tap
     if not tap.calls:
         raise JomaError(
-            f"no attention of {type(model).__name__} was seen: either it did not run, or it "
-            f"computes attention in a way of its own: {HOW}"
+            f"no attention of {type(model).__name__} was seen: either it did not run, it has none, "
+            "or it computes it in a way of its own: say where its queries and keys are made, such "
+            "as names=AttentionMap(query='blocks.{layer}.q', key='blocks.{layer}.k', heads=8)"
         )
 
 
 @contextmanager
-def tap_attention(
-    model: nn.Module, handler: Handler, *, names: AttentionMap | None = None
-) -> Iterator[Tap]:
+def tap_attention(model: nn.Module, handler: Handler) -> Iterator[Tap]:
     """Call `handler` with every attention of the model; what it returns replaces the result.
 
         def handler(call):
@@ -80,46 +86,32 @@ def tap_attention(
         with tap_attention(model, handler):
             model(tokens)
 
-    Of several taps on one model, the one entered first is called first, and each gets the result as
-    those before it left it. Everything is undone at the end, also after an error. While the block
-    lasts, torch's encoder layers do not take their fused path, which has no result of attention to
-    replace. What gradient checkpointing computes a second time is handled a second time.
+    The result is computed only where the handler asks for `call.result` or returns None. Of several
+    taps on one model, the one entered first is called first, and each gets the result as those
+    before it left it. Everything is undone at the end, also after an error. Not for
+    training with gradient checkpointing, which may compute a second time in another thread.
 
     Args:
-        model: Any module that is not compiled.
-        handler: Called with each `AttentionCall` when it has been computed, without gradients.
-            Returns None to leave `call.result`, or a tensor of its shape, type and device. No
-            gradient flows through the replacement.
-        names: Where queries, keys and `output` are made, for a model that does not say it itself.
+        model: Any module.
+        handler: Called with each `AttentionCall`, without gradients. Returns None to leave the
+            result, or one of its own, (B, H, T, Dv). No gradient flows through the replacement.
 
     Raises:
-        JomaError: The model is of no kind that can be tapped, or a replacement does not fit.
+        JomaError: A replacement does not fit, or cannot take the place of what a module computes.
     """
-    with _tapped(Tap(model, handler, acts=True), model, names) as tap:
+    with _tapped(Tap(model, handler, acts=True), model, None) as tap:
         yield tap
 
 
 @contextmanager
 def _tapped(tap: Tap, model: nn.Module, names: AttentionMap | None) -> Iterator[Tap]:
-    if any(_is_compiled(module) for module in model.modules()):
-        raise JomaError(
-            "model must not be compiled to be watched: run one that is not now and then"
-        )
     with ExitStack() as stack:
-        if names is not None:
-            stack.enter_context(named.tapped(model, names, tap))
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if names is None:
+            stack.enter_context(observed_interface(model))
+            stack.enter_context(observed_functions(tap))
         else:
-            found = [stack.enter_context(it.tapped(model, tap)) for it in (huggingface, multihead)]
-            if not any(found):
-                raise JomaError(
-                    f"model must be a Hugging Face model or hold nn.MultiheadAttention to be "
-                    f"watched, got {type(model).__name__}: {HOW}"
-                )
-        stack.enter_context(tap.following(model))  # last: a pass is around all that it holds
+            stack.enter_context(named_attention(model, names, tap))
+        stack.enter_context(tap.following(model))
         yield tap
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    call = getattr(module, "_compiled_call_impl", None)
-    in_place = call is not None and not getattr(call, "is_uncompiled", False)
-    return in_place or hasattr(module, "_orig_mod")

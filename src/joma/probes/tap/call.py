@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.kernels.attention import lowest_seen
 from joma.probes.attention import AttentionStatistics, attention_statistics, with_sinks
 
-HOW = (
-    "say where its queries and keys are made, such as "
-    "names=AttentionMap(query='blocks.{layer}.q', key='blocks.{layer}.k', heads=8)"
-)
-"""What to do about a model whose attention cannot be found."""
-
-_SIGHT = ("causal", "scale", "padding", "window", "mask", "softcap", "rows")
-"""What an attention's scores are made with besides queries and keys."""
+_SCORE_OPTIONS = ("causal", "scale", "padding", "window", "mask", "softcap", "rows")
 _HIDDEN_SCORE = -5000.0
 """Some models add −10⁴ to the scores of keys a query must not see."""
 
@@ -27,9 +19,8 @@ _HIDDEN_SCORE = -5000.0
 class AttentionCall:
     """Queries and keys of one attention module, detached from the graph.
 
-    They are what the softmax was taken of: `statistics` measures exactly that. Dropout is no part.
-    Where only the finished scores are visible, `scores` holds them, and queries and keys have head
-    size 0.
+    They are what the softmax is taken of: `statistics` measures exactly that. Where a module takes
+    the softmax itself, `scores` holds what it is taken of, and queries and keys have head size 0.
 
     Attributes:
         module: Path of the module in the model, "model.layers.3.self_attn".
@@ -37,6 +28,7 @@ class AttentionCall:
             of a decoder layer, two towers); group by `name`.
         query: (B, H, T, D), position embeddings applied.
         key: (B, Hk, S, D).
+        value: (B, Hk, S, Dv); None where only scores, or the modules of a map, are seen.
         scale: Factor of the products; None for 1/√D.
         causal: Whether queries see no later key, a mask aside.
         padding: (B, S), bool, True for real keys.
@@ -51,18 +43,16 @@ class AttentionCall:
             for the second (a block that several layers share), and so on.
         sinks: (H,), one more score per head that every query sees and that belongs to no key.
         scores: (B, H, T, S), the scores themselves, masks included.
-        value: (B, Hk, S, Dv), where it is known: not of `nn.MultiheadAttention` and named modules.
-        result: What the attention computed, in the layout of what computed it: (B, T, H, Dv) for
-            attention functions of Hugging Face, (B, H, T, Dv) for `scaled_dot_product_attention`,
-            the probabilities (B, H, T, S) where a module takes the softmax itself, the output of
-            the module for `nn.MultiheadAttention` and `AttentionMap.output`. None where it is not
-            to be had: in a fused encoder layer, and for named modules without `output`.
+        dropout: Probability with which attention drops keys; no part of `statistics`.
+        compute: Computes attention's result as the model would, (B, H, T, Dv); None where only
+            scores, or the modules of a map, are seen.
     """
 
     module: str
     layer: int
     query: Tensor
     key: Tensor
+    value: Tensor | None = None
     scale: float | None = None
     causal: bool = True
     padding: Tensor | None = None
@@ -74,13 +64,31 @@ class AttentionCall:
     pass_index: int = 0
     sinks: Tensor | None = None
     scores: Tensor | None = None
-    value: Tensor | None = None
-    result: Tensor | None = None
+    dropout: float = 0.0
+    compute: Callable[[], Tensor] | None = None
 
     @property
     def name(self) -> str:
         """What identifies this attention: its path, and "#1", "#2", … for later passes."""
         return f"{self.module}#{self.pass_index}" if self.pass_index else self.module
+
+    @property
+    def result(self) -> Tensor:
+        """What the attention gathers, (B, H, T, Dv), as the taps entered before this one left it.
+
+        Raises:
+            JomaError: Only scores, or the modules of a map, are seen.
+        """
+        if self.compute is None:
+            raise self.no_result()
+        return self.compute().detach()
+
+    def no_result(self) -> JomaError:
+        """Return the error for a result that is not to be had."""
+        return JomaError(
+            f"the result of {self.module} cannot be read or replaced: it computes attention in a "
+            "way of its own"
+        )
 
     def statistics(
         self, *, first: int | None = None, last: int | None = None, received: bool = False
@@ -91,32 +99,31 @@ class AttentionCall:
         share from the masses on the keys.
         """
         query, key = self.query, self.key
-        sight: dict[str, Any] = {name: getattr(self, name) for name in _SIGHT}
+        options: dict[str, Any] = {name: getattr(self, name) for name in _SCORE_OPTIONS}
         if self.scores is not None:
             query, key = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-            sight["mask"] = self.scores
+            options["mask"] = self.scores
         if received and self.sinks is not None:
             raise JomaError(f"received is not measured where there are sinks, as in {self.module}")
         masses: dict[str, Any] = {"first": first, "last": last, "received": received}
-        found = attention_statistics(query, key, **sight, **masses)
+        found = attention_statistics(query, key, **options, **masses)
         return found if self.sinks is None else with_sinks(found, self.sinks)
 
     def uniform(self) -> "AttentionCall":
         """Return the same call with all scores alike: rows spread evenly over the keys they see."""
-        if self.scores is not None:
-            query, key = (x.new_zeros(*x.shape[:-1], 1) for x in (self.query, self.key))
-            seen = seen_scores(self.scores)
-            return replace(self, query=query, key=key, scores=None, mask=seen)
-        mask = self.mask
+        mask = self.mask if self.scores is None else self.scores
         if mask is not None and mask.dtype != torch.bool:
-            mask = seen_scores(mask)
+            mask = visible(mask)
+        query, key = (x.new_zeros(*x.shape[:-1], x.shape[-1] or 1) for x in (self.query, self.key))
         sinks = None if self.sinks is None else torch.zeros_like(self.sinks)
-        return replace(self, query=torch.zeros_like(self.query), mask=mask, sinks=sinks)
+        return replace(self, query=query, key=key, scores=None, mask=mask, sinks=sinks)
 
 
-def seen_scores(scores: Tensor) -> Tensor:
-    """Return where scores, or what a mask adds to them, leave a key visible."""
-    return scores > max(lowest_seen(scores), _HIDDEN_SCORE)
+def visible(mask: Tensor) -> Tensor:
+    """Return where a mask, or finished scores, leave a key visible, bool."""
+    if mask.dtype == torch.bool:
+        return mask
+    return mask > _HIDDEN_SCORE
 
 
 Handler = Callable[[AttentionCall], Tensor | None]

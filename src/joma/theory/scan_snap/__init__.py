@@ -5,7 +5,6 @@ logits z and the decoder Y, `train_on_samples` the same by stochastic gradient o
 finite length. `Balanced` is the case that can be solved.
 """
 
-from joma.theory.scan_snap._balanced import Balanced, late_b, late_decoder_rate_effect
 from joma.theory.scan_snap._flow import (
     ScanSnapCorpus,
     ScanSnapTrajectory,
@@ -13,10 +12,15 @@ from joma.theory.scan_snap._flow import (
     b_rate,
     evolve,
     feature,
+    finite_length_bias,
     flow,
     objective,
+    sample_gradient,
+    sample_sequences,
+    train_on_samples,
 )
 from joma.theory.scan_snap._laws import (
+    Balanced,
     critical_margin,
     deciding_time,
     decoder_rate_turn,
@@ -25,18 +29,14 @@ from joma.theory.scan_snap._laws import (
     growth_factor,
     initial_fate,
     initial_pull,
+    late_b,
+    late_decoder_rate_effect,
     log_gain_bounds,
     margin_time,
     relative_gain_rate,
     rescaled_time,
     rise_ratio,
     snapping_time,
-)
-from joma.theory.scan_snap._sampling import (
-    finite_length_bias,
-    sample_gradient,
-    sample_sequences,
-    train_on_samples,
 )
 
 __all__ = [

@@ -72,7 +72,6 @@ class Measurements:
         self._reading = ForwardPasses(self._metrics, attention, options.theorem1, faults)
         self._faults, self._facts = faults, Facts(processes, is_optimized)
         self._signature: tuple[object, ...] | None = None
-        self._traced = False
         self._gathers = Gathers()
         self._parts = Parts.none()
         self._tensors: Tensors | None = None
@@ -104,7 +103,7 @@ class Measurements:
         if signature == self._signature:
             return
         again = self._signature is not None
-        self._signature, self._traced = signature, False
+        self._signature = signature
         try:
             self._parts = parts_of(model, self._architecture)
         except Exception as error:
@@ -164,8 +163,6 @@ class Measurements:
         active = [it for it in self._of("activations") if not self._faults.is_off(it.name)]
         attention = bool(self._of("attention") or self._of("theorem1"))
         attention = attention and not self._faults.is_off("attention")
-        if attention or active:
-            self._trace(model, candidates[-1])
         passes = [("attention", self._lower())] if attention else []
         if active and self._parts.downs:  # seen also where attention cannot be
             passes.append((active[0].name, None))
@@ -208,23 +205,6 @@ class Measurements:
         why = "the forward pass failed in another process" if last is None else last
         self._faults.note(what, why)
         return None
-
-    def _trace(self, model: nn.Module, inputs: MeasurementInputs) -> None:
-        """Let one forward pass show, once, how fused matrices are to be read."""
-        fused = any(of.weights[0].place.part is not None for of in self._parts.heads)
-        if self._traced or not fused:
-            return
-        self._traced = True
-
-        def run() -> None:
-            with self._gathers.completed(model):
-                inputs.run(model)
-
-        found = self._faults.tried(
-            "tracing the model", lambda: parts_of(model, self._architecture, run)
-        )
-        self._parts = found or self._parts
-        self._note_missing()
 
     def _note_missing(self) -> None:
         """Note which weights are not measured, and why."""

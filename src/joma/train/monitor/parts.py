@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -89,19 +89,17 @@ def module_named(model: nn.Module, path: str) -> nn.Module:
 def parts_of(
     model: nn.Module,
     architecture: Architecture | None,
-    run: Callable[[], object] | None = None,
 ) -> Parts:
     """Return the parts of a model.
 
     Args:
         model: The model, uncompiled.
         architecture: Where its parts are; None to find out.
-        run: Runs the model once, which shows how fused matrices are to be read.
 
     Raises:
         JomaError: The model does not have what the architecture that was given names.
     """
-    found = find_weights(model, architecture=architecture, run=run)
+    found = find_weights(model, architecture=architecture)
     experts = _measured_experts(found)
     mlps = [mlp for mlp in found.mlps if mlp.expert is None or mlp.module in experts]
     ranked = [

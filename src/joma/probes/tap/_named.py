@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.parts import Part
-from joma.probes.tap.stack import Tap
+from joma.probes.tap._taps import Frame, Tap
 
 _LAYER = "{layer}"
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Where queries and keys come from in a model of one's own.
+    """Where queries and keys come from, in a model that writes attention out by hand.
 
     The outputs of the modules named must be what the scores are products of: (B, T, heads · D),
     (B, heads, T, D), or (T, heads · D). In a model with rotary position embeddings those are not
@@ -41,8 +41,6 @@ class AttentionMap:
         key_part: the same for the keys.
         rotated: for a model with rotary position embeddings: True where the modules named return
             queries and keys that are rotated already, False where these layers rotate nothing.
-        output: path of the module whose output is attention's result, "blocks.{layer}.attention",
-            which runs after queries and keys are there; for `tap_attention`, which can replace it.
     """
 
     query: str
@@ -56,11 +54,10 @@ class AttentionMap:
     query_part: Part | None = None
     key_part: Part | None = None
     rotated: bool | None = None
-    output: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("query", "key", "output"):
-            if (getattr(self, name) or _LAYER).count(_LAYER) != 1:
+        for name in ("query", "key"):
+            if getattr(self, name).count(_LAYER) != 1:
                 raise JomaError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
         whole_number("heads", self.heads, 1)
         if self.key_heads is not None and self.heads % whole_number("key_heads", self.key_heads, 1):
@@ -73,23 +70,15 @@ class AttentionMap:
 
 
 @contextmanager
-def tapped(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
-    """Hand queries and keys of a layer to the tap as soon as both, and the output, are there."""
-    modules = {"query": _modules(model, names.query), "key": _modules(model, names.key)}
-    queries, keys = modules.values()
+def named_attention(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
+    """Hand queries and keys of a layer to the tap as soon as both are there."""
+    queries, keys = (_modules(model, template) for template in (names.query, names.key))
     if not queries or queries.keys() != keys.keys():
         raise JomaError(
-            f"names must find queries and keys of the same layers, got {_found(queries)} at "
-            f"{names.query!r} and {_found(keys)} at {names.key!r}; the model has "
+            f"names must find queries and keys of the same layers, got layers {sorted(queries)} at "
+            f"{names.query!r} and {sorted(keys)} at {names.key!r}; the model has "
             f"{', '.join(name for name, _ in list(model.named_modules())[1:9])} …"
         )
-    if names.output is not None:
-        modules["output"] = _modules(model, names.output)
-        if modules["output"].keys() != queries.keys():
-            raise JomaError(
-                f"names must find the output of {_found(queries)}, got "
-                f"{_found(modules['output'])} at {names.output!r}"
-            )
     sign = _sign_of_rotation(model) if names.rotated is None else None
     if sign is not None:
         raise JomaError(
@@ -97,54 +86,41 @@ def tapped(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
             f"after {names.query!r} and {names.key!r} are computed; name modules that return "
             "rotated ones and give rotated=True, or rotated=False if these layers do not rotate"
         )
-    half: dict[tuple[int, int, str], Tensor] = {}
+    options = {it: getattr(names, it) for it in ("scale", "causal", "window", "softcap")}
+    halves: dict[tuple[int, int, str], Tensor] = {}
 
-    def arrived(layer: int, role: str, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if not tap.listens:
-            return None
+    def arrived(layer: int, role: str, module: nn.Module, args: Any, output: Any) -> None:
         thread = threading.get_ident()
-        if role != "output":
-            half[thread, layer, role] = _heads(names, role, output)
-        needed = [(thread, layer, it) for it in ("query", "key")]
-        if not all(it in half for it in needed) or (names.output is not None and role != "output"):
-            return None
-        query, key = (half.pop(it) for it in needed)
-        parts = {it: getattr(names, it) for it in ("scale", "causal", "window", "softcap")}
-        parts |= {"query": query, "key": key}
-        path = names.query.replace(_LAYER, str(layer))
-        result = output if role == "output" else None
-        replaced = tap.handle(path, module, parts, result, layer=layer, cross=False)
-        return None if replaced is result else replaced
+        halves[thread, layer, role] = _heads(names, role, output)
+        if all((thread, layer, it) in halves for it in ("query", "key")):
+            both = {it: halves.pop((thread, layer, it)) for it in ("query", "key")}
+            frame = Frame(names.query.replace(_LAYER, str(layer)), module, args, {})
+            tap.hand_over(both | options, None, False, frame, layer)
 
     with ExitStack() as stack:
-        for role, found in modules.items():
+        for role, found in (("query", queries), ("key", keys)):
             for layer, module in found.items():
                 handle = module.register_forward_hook(partial(arrived, layer, role))
                 stack.callback(handle.remove)
         yield
-    if half:
-        _, layer, role = next(iter(half))
+    if halves:
+        _, layer, role = next(iter(halves))
         raise JomaError(f"names must find queries and keys, got only the {role} of layer {layer}")
 
 
 _ROTARY = re.compile(r"[Rr]otary|R[Oo]PE|Rope(?![a-z])|^rope")
 _TABLES = ("inv_freq", "freqs_cis", "cos_cached", "sin_cached", "rope_freqs")
-_OPTIONS = ("rope_parameters", "rope_theta", "rope_scaling", "rotary_dim", "rotary_pct")
 
 
 def _sign_of_rotation(model: nn.Module) -> str | None:
-    """What shows that a model has rotary position embeddings, if anything does."""
+    """Return what shows that a model has rotary position embeddings, if anything does."""
     for path, module in model.named_modules():
         if _ROTARY.search(type(module).__name__):
             return f"{path or 'it'} is a {type(module).__name__}"
-        config = getattr(module, "config", None)
-        for option in _OPTIONS:
-            if getattr(config, option, None):
-                return f"its configuration has {option}"
-    for path, _ in model.named_buffers():
-        if path.rpartition(".")[2] in _TABLES:
-            return f"it has a buffer {path}"
-    return None
+        if getattr(getattr(module, "config", None), "rope_parameters", None):
+            return "its configuration has rope_parameters"
+    tables = (path for path, _ in model.named_buffers() if path.rpartition(".")[2] in _TABLES)
+    return next((f"it has a buffer {path}" for path in tables), None)
 
 
 def _modules(model: nn.Module, template: str) -> dict[int, nn.Module]:
@@ -153,12 +129,8 @@ def _modules(model: nn.Module, template: str) -> dict[int, nn.Module]:
     return {int(match[1]): module for match, module in found if match}
 
 
-def _found(modules: dict[int, nn.Module]) -> str:
-    return f"layers {', '.join(map(str, modules))}" if modules else "none"
-
-
 def _heads(names: AttentionMap, role: str, output: Any) -> Tensor:
-    """An output as (B, heads, T, D), cut from the graph."""
+    """Return an output as (B, heads, T, D), cut from the graph."""
     template = getattr(names, role)
     heads = names.heads if role == "query" else names.key_heads or names.heads
     part: Part | None = getattr(names, f"{role}_part")
