@@ -70,7 +70,7 @@ def test_an_experiment_is_one_file(joma_with_another):
     assert "throw-away → " in plan
     assert "  scales: small about 6 s, on 2 CPU cores, memory 1 GB\n" in plan
     assert "  options: breadth 4\n" in plan
-    assert "  groups: left; right\n" in plan
+    assert "  groups: left, right\n" in plan
     flags = ("--breadth", "4", "--scale", "tiny", "--group", "right", "--device", "cpu")
     shown = joma("reproduce", "throw-away", *flags, "--out", "run")
     assert "Here: {'breadth': 4, 'color': 'red'} ('right',).  ✓ agrees" in shown

@@ -87,7 +87,7 @@ def test_nodes_are_printed_with_their_contexts_and_kept(small, tmp_path):
 
 
 def test_json_has_what_the_tables_have(small, no_pictures, tmp_path):
-    result = run(*small, "--json", "--layers", "1", "--show", "1", "--out", str(tmp_path / "out"))
+    result = run(*small, "--json", "--layers", "1", "--out", str(tmp_path / "out"))
     assert result.exit_code == 0
     record = json.loads(result.stdout)
     assert [row["layer"] for row in record["layers"]] == [1]
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same(small, no_pictures, tmp_path):
 def test_dry_run_writes_nothing(small, tmp_path):
     result = run(*small, "--dry-run", "--out", str(tmp_path / "out"))
     assert result.exit_code == 0
-    assert "80 windows of 20 tokens on cpu: about" in result.stdout
+    assert "  windows: 80\n  window: 20\n  about: " in result.stdout
     assert not (tmp_path / "out").exists()
     plan = json.loads(run(*small, "--dry-run", "--json").stdout)
     assert plan["about_seconds"] > 0
@@ -146,7 +146,7 @@ def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch
         (["--window", "41"], "--window must be at most 40 tokens"),
         (["--window", "99999"], "as many tokens as the text has, got 99999"),
         (["--windows", "15"], "--windows must be at least 16"),
-        (["--nodes", "20"], "from 100 on, not '20'"),
+        (["--nodes", "20"], "from 100 on"),
         (["--text", "nowhere.txt"], "text must be a file"),
         (["--tokenizer", "nowhere"], "nowhere"),
     ],

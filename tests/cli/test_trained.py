@@ -78,8 +78,8 @@ class TestRequests:
             ("table1 --learning-rate 0", "it must be a positive number, not '0'"),
             ("table1 --learning-rate nan", "it must be a positive number, not 'nan'"),
             ("table1 --learning-rate fast", "it must be a positive number, not 'fast'"),
-            ("table1 --hidden 0", "it must be a whole number from 1 on, not '0'"),
-            ("table1 --hidden 2.5", "it must be a whole number from 1 on, not '2.5'"),
+            ("table1 --hidden 0", "it must be a whole number from 1 on"),
+            ("table1 --hidden 2.5", "it must be a whole number from 1 on"),
         ],
     )
     def test_bad_combinations_get_one_sentence_before_anything_runs(self, line, expected: str):
@@ -143,14 +143,16 @@ class TestGoingOn:
         few_experiments["table1"] = make_trained("table1", interrupt)
         result = joma("reproduce", "fig2", "table1", "fig4", "fig9")
         folder = next(Path("runs").glob("table1*"))
-        assert result.stderr.splitlines()[-2:] == [
+        assert result.stderr.splitlines()[-3:] == [
             f"Continue with: joma reproduce table1 --out {folder}",
-            "Then: joma reproduce fig4 fig9",
+            "Then: joma reproduce fig4",
+            "Then: joma reproduce fig9",
         ]
         result = joma("reproduce", "fig2", "table1", "fig4", "--out", "my runs")
-        assert result.stderr.splitlines()[-1] == (
-            "Continue with: joma reproduce table1 fig4 --out 'my runs'"
-        )
+        assert result.stderr.splitlines()[-2:] == [
+            "Continue with: joma reproduce table1 --out 'my runs/table1'",
+            "Then: joma reproduce fig4 --out 'my runs/fig4'",
+        ]
 
     def test_sigterm_is_answered_as_ctrl_c_is(self, few_experiments):
         def terminated(run: Run, _: Request) -> Outcome:

@@ -261,7 +261,7 @@ def _measured(
 
 
 def _finished(kept: Path) -> dict[str, Any] | None:
-    """Return what was measured of a checkpoint, None where it is not done or the file is damaged."""
+    """Return what was measured of a checkpoint, None if it is not done or its file is damaged."""
     try:
         found = json.loads(kept.read_bytes())
         checksum = found.pop("checksum")

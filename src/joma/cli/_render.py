@@ -86,18 +86,17 @@ def _label(key: str) -> str:
 def _planned(key: str, value: Any) -> str:
     """Return a part of a plan in words, with the unit that the name of its key ends in."""
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{name.replace('_', ' ')} {_planned(name, it)}" for name, it in value.items()
-        )
+        named = {_label(name): _planned(name, it) for name, it in value.items()}
+        return ", ".join(f"{name} {words}" for name, words in named.items())
     if isinstance(value, list | tuple):
-        return "; ".join(_planned(key, it) for it in value) or "none"
+        return ", ".join(_planned(key, it) for it in value) or "none"
     if value is None:
-        return "unknown"
+        return "by default"
     if key.endswith("seconds"):
         return duration(value)
     if key.endswith("bytes"):
         return size_text(value)
-    return f"{value:,}" if isinstance(value, int) else cell(value)
+    return f"{value:,}" if type(value) is int else cell(value)
 
 
 def size_text(size: float) -> str:

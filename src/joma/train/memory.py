@@ -7,17 +7,22 @@ end, and in the step of the optimizer.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from joma.common.checks import check_one_of, whole_number
-from joma.models.blank import blank_model
+from joma.common.quiet import quietly, reading
+from joma.errors import JomaError
+from joma.models import enable_checkpointing
+from joma.models.blank import PRESETS, blank_model
 from joma.optim import GaLoreAdamW
+from joma.optim.galore import ProjectedMatrix
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
 PARTS = ("weights", "gradients", "states", "projectors", "activations", "logits", "workspace")
