@@ -144,7 +144,7 @@ class TestProbe:
         assert probe().exit_code == 0
         assert len(measured) == len(STEPS)
         before = Run.open("here").metrics.read()["value"].tolist()
-        assert "6 of them done" in probe("--dry-run").stdout
+        assert f"  done: {', '.join(map(str, STEPS))}\n" in probe("--dry-run").stdout
         message = sentence(probe("--seed", "1"))
         assert "--out here holds a probe-series run with other settings" in message
         assert probe().exit_code == 0
