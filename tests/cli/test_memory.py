@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs transformers")
 
+from joma.models.blank import PRESETS
 from joma.train.memory import OPTIMIZERS, PARTS
 from tests.cli._command import joma, sentence, unwrapped
 
@@ -31,6 +32,11 @@ def answer(*arguments):
     result = joma("memory", *arguments, "--json")
     assert result.exit_code == 0
     return json.loads(result.stdout)
+
+
+def test_the_help_names_what_there_is():
+    text = joma("memory", "--help").stdout
+    assert all(name in text for name in (*PRESETS, *OPTIMIZERS))
 
 
 def test_json(llama):

@@ -168,18 +168,10 @@ def measure(
         parts = find_weights(loaded.model, architecture=probing.architecture)
         left_out = _left_out(parts, probing)
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
-    try:
-        if shown is None:
-            found = probe_weights(loaded.model, metrics=probing.chosen, **how)
-        else:
-            found = probe(loaded.model, shown, metrics=probing.metrics, **how)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        raise JomaError(
-            f"the GPU has too little memory free for {source}; a smaller window needs "
-            "less, and the CPU none of it"
-        ) from error
+    if shown is None:
+        found = probe_weights(loaded.model, metrics=probing.chosen, **how)
+    else:
+        found = probe(loaded.model, shown, metrics=probing.metrics, **how)
     known = probing.architecture or loaded.architecture
     config = getattr(loaded.model, "config", None)
     kind = getattr(config, "model_type", type(loaded.model).__name__)

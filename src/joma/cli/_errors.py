@@ -88,7 +88,7 @@ def reason(error: OSError) -> str:
     return str(error.strerror or error)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether the machine or its GPU had too little memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True  # by name: torch is not imported here
@@ -107,7 +107,7 @@ def _report(error: Exception) -> int:
         return _refuse(f"{error.filename or 'output'}: {reason(error)}")
     if hasattr(error, "format_message"):  # what typer raises on a wrong command line
         return _refuse(error.format_message())  # type: ignore[attr-defined]
-    if is_out_of_memory(error):
+    if _is_out_of_memory(error):
         what = str(error) or type(error).__name__
         return _refuse(f"there is too little memory for this command ({what})")
     return _refuse(_defect(error, debugging), code=EXIT_DEFECT)

@@ -29,7 +29,6 @@ from joma.cli._command import (
     seed_option,
     whole,
 )
-from joma.cli._errors import is_out_of_memory
 from joma.cli._progress import reports
 from joma.cli._render import Record, cell, mark, printable
 from joma.cli._run_folder import (
@@ -42,6 +41,7 @@ from joma.cli._run_folder import (
     writing_to,
 )
 from joma.common.checks import check_known
+from joma.common.json_files import plain
 from joma.common.text import duration
 from joma.errors import JomaError
 from joma.experiments import ChoiceOption, Experiment, Option, Request, Scale
@@ -292,7 +292,7 @@ def reproduce_experiment(
             networks always is; another is started over where it did not finish.
         begun: Is called with the run folder once it is there.
     """
-    from joma.runs import Run, is_run
+    from joma.runs import Run
 
     experiment = experiments.EXPERIMENTS[name]
     start = time.perf_counter()
@@ -301,20 +301,7 @@ def reproduce_experiment(
     run = enter(name, request.config, out=folder, device=request.device)
     begun(run.path)
     with run.locked(), closing(run) as outcome:
-        try:
-            result = experiment.reproduce(run, request)
-        except ValueError as error:
-            # What is in the folder, or that it was removed, is for the user to fix.
-            if experiment.resumable or not is_run(run.path):
-                raise
-            raise RuntimeError(f"experiment {name} failed") from error
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise JomaError(
-                f"there is too little memory free for {name}; a smaller --scale or --hidden needs "
-                "less, and --device cpu none of a GPU's"
-            ) from error
+        result = experiment.reproduce(run, request)
         outcome.update(verdict=result.verdict.value, finding=result.finding)
     return {
         "name": name,
@@ -367,7 +354,7 @@ def _put_numbers(rows: Sequence[Record]) -> None:
         return
     for row in rows:
         for number, (name, value) in enumerate(row.items()):
-            _render.paragraph(f"{name}: {cell(value)}", 4 if number else 2)
+            _render.paragraph(f"{name}: {cell(plain(value))}", 4 if number else 2)
 
 
 def _number_table(rows: Sequence[Record]) -> "Table":
@@ -375,7 +362,7 @@ def _number_table(rows: Sequence[Record]) -> "Table":
 
     Short cells stay on one line, for a number in two pieces is none; headings may break.
     """
-    cells = [[cell(_plain(value)) for value in row.values()] for row in rows]
+    cells = [[cell(plain(value)) for value in row.values()] for row in rows]
     table = _render.table(list(rows[0]))
     for column, name, values in zip(table.columns, rows[0], zip(*cells, strict=True), strict=True):
         widest = max(map(len, values))
@@ -390,13 +377,6 @@ def _number_table(rows: Sequence[Record]) -> "Table":
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         table.add_row(*[""] * same, *row[same:])
     return table
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python, and None for one that is not finite."""
-    from joma.common.json_files import plain
-
-    return plain(value)
 
 
 def _show_plans(

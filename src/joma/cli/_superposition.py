@@ -11,7 +11,6 @@ import typer
 
 from joma.cli import _render
 from joma.cli._command import ModelCommand, chosen_device, count, option, text_option
-from joma.cli._errors import is_out_of_memory
 from joma.cli._progress import reports
 from joma.cli._render import cell, printable
 from joma.cli._run_folder import naming_options, working
@@ -68,23 +67,15 @@ class Superposition(ModelCommand):
         start = time.perf_counter()
         record: dict[str, Any] = {}
         with working("superposition", self.settings, self.out) as begin:
-            try:
-                with reports("superposition") as report:
-                    report("loading the model", 0, 1)
-                    loaded, windows = self._load()
-                    if not self.dry_run:
-                        with begin(chosen_device(self.device)) as (run, outcome):
-                            record = self._search(loaded, windows, run, outcome, report)
-                if self.dry_run:
-                    self._plan(loaded, windows)
-                    return
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise JomaError(
-                    "the GPU has too little memory free for this model; --device cpu needs none "
-                    "of it"
-                ) from error
+            with reports("superposition") as report:
+                report("loading the model", 0, 1)
+                loaded, windows = self._load()
+                if not self.dry_run:
+                    with begin(chosen_device(self.device)) as (run, outcome):
+                        record = self._search(loaded, windows, run, outcome, report)
+            if self.dry_run:
+                self._plan(loaded, windows)
+                return
         record["seconds"] = round(time.perf_counter() - start, 2)
         if self.json:
             _render.as_json(record)

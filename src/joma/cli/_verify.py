@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -171,35 +171,28 @@ def _show_verdicts(records: Sequence[Record], seconds: float) -> None:
     for column in table.columns[1:]:
         column.no_wrap = True
     _render.put(table, "")
+    lists: dict[str, list[tuple[int, str, str]]] = {"Conditions": [], "Errata": [], "Failures": []}
+    for record in records:
+        if record.get("condition"):
+            without = f"without, the error is {_number(record['without']['error'])}."
+            condition = f": {record['condition']}; {without}"
+            lists["Conditions"].append((2, record["claim"], condition))
+        if "failure" in record:
+            lists["Failures"].append((2, record["claim"], f": {record['failure']}"))
     found = errata.find(name for record in records for name in record.get("errata", ()))
-    conditions = [
-        (4, record["claim"], f": {record['condition']}; without, the error is "
-         f"{_number(record['without']['error'])}.")
-        for record in records
-        if record.get("condition")
-    ]  # fmt: skip
-    failures = [(4, one["claim"], f": {one['failure']}") for one in records if "failure" in one]
-    errata_ = [
-        line
-        for document, roots in errata.group(found).items()
-        for line in (
-            (2, f"{document}: {errata.count(document, found)}", ""),
-            *((6 if it.root else 4, it.id, _erratum(it)) for root in roots.values() for it in root),
-        )
-    ]
-    lists = {"Conditions": conditions, "Errata": errata_, "Failures": failures}
+    for document, roots in errata.group(found).items():
+        lists["Errata"].append((2, f"{document}: {errata.count(document, found)}", ""))
+        for it in (it for root in roots.values() for it in root):
+            follows = f" (follows from {it.root})" if it.root else ""
+            said = f": {it.place}. Printed: {it.printed}. Corrected: {it.corrected}."
+            lists["Errata"].append((6 if it.root else 4, it.id, f"{follows}{said}"))
     for heading, lines in lists.items():
         if lines:
             _render.put(heading)
-            for indent, name, text in lines:
-                _entry(indent, name, text)
+            for line in lines:
+                _entry(*line)
             _render.put("")
     _render.put(f"{summary(records)} {seconds:.1f} s.")
-
-
-def _erratum(it: Any) -> str:
-    follows = f" (follows from {it.root})" if it.root else ""
-    return f"{follows}: {it.place}. Printed: {it.printed}. Corrected: {it.corrected}."
 
 
 def _entry(indent: int, name: str, text: str) -> None:
