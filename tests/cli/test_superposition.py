@@ -93,7 +93,7 @@ def test_json_has_what_the_tables_have(small, no_pictures, tmp_path):
     assert [row["layer"] for row in record["layers"]] == [1]
     assert record["window"] == 20
     assert isinstance(record["beats_shuffled"], bool)
-    (node,) = record["found"]
+    node = record["found"][0]
     nodes = Run.open(record["run"]).read_table("nodes")
     own = nodes["node"] == node["node"]
     assert nodes["score"][own] == pytest.approx(node["score"])

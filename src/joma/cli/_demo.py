@@ -1,11 +1,10 @@
 """`joma demo`."""
 
-import contextlib
 import importlib.util
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ _COSTS = {"claim": 1, "figure": 17, "training": 75}
 """What each kind of work takes in relation to the others: processor time, measured on two cores."""
 
 _SHOWN_FINDINGS = 3
-"""Findings of the training that are printed; the others are counted."""
+"""Findings of the training that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +161,13 @@ def _train_badly(folder: Path, seed: int) -> Record:
     if (folder / "tour.json").is_file():  # of a tour that was stopped later
         return Run.open(folder).read_json("tour")
     run = Run.create("train", config.sections(), out=folder, existing="restart")
-    with run.locked(), closing(run) as outcome, _silent_monitor():
-        trained = train(config, run)
+    logger = logging.getLogger("joma.monitor")
+    with run.locked(), closing(run) as outcome:
+        logger.setLevel(logging.ERROR)  # the tour shows at its end what the monitor warns of
+        try:
+            trained = train(config, run)
+        finally:
+            logger.setLevel(logging.NOTSET)
         found = trained.judgement.findings
         outcome.update(
             finding=f"step {trained.step}, loss {trained.loss:.3f}",
@@ -180,17 +184,6 @@ def _train_badly(folder: Path, seed: int) -> Record:
         }
         run.write_json("tour", record)
     return record
-
-
-@contextlib.contextmanager
-def _silent_monitor() -> Iterator[None]:
-    """Keep the monitor's warnings off the terminal: the tour shows them at its end."""
-    logger = logging.getLogger("joma.monitor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _show_tour(tour: Record) -> None:
@@ -230,17 +223,12 @@ def _show_training(training: Record) -> None:
         f"A language model of {training['parameters'] / 1e6:.2g}M parameters, {training['steps']} "
         f"steps on prose that comes with Python, loss {training['loss']:.2f}, "
         f"{training['seconds']:.0f} s. Its learning rate, {training['learning_rate']}, is too high "
-        "on purpose. The monitor found:"
+        f"on purpose. The monitor found {len(training['findings']) or 'nothing'}:"
     )
-    findings = training["findings"]
-    for number, finding in enumerate(findings[:_SHOWN_FINDINGS]):
+    for number, finding in enumerate(training["findings"][:_SHOWN_FINDINGS]):
         paragraph(finding["headline"], sign="!", style="bold yellow")
         if number == 0 and finding["advice"]:
             paragraph(finding["advice"], 4)
-    if len(findings) > _SHOWN_FINDINGS:
-        paragraph(f"and {len(findings) - _SHOWN_FINDINGS} more")
-    if not findings:
-        paragraph("nothing")
     if training["not_judged"]:
         paragraph(f"Not judged, for want of data: {', '.join(training['not_judged'])}.")
 
