@@ -135,7 +135,7 @@ def test_a_dry_run_writes_nothing():
     result = joma("train", "config.toml", "--dry-run", "--out", "run")
     assert result.exit_code == 0
     assert "parameters" in result.stdout
-    assert "with 5 models" in result.stdout
+    assert "  exports: 5\n" in result.stdout
     assert not Path("run").exists()
     record = json.loads(joma("train", "config.toml", "--dry-run", "--json").stdout)
     assert record["exports"] == 5
