@@ -13,7 +13,7 @@ from joma.cli._command import Command, add_command, argument, command_group, jso
 from joma.cli._render import printable
 from joma.cli._run_folder import writing_to
 from joma.cli._runs_compare import Compare
-from joma.cli._runs_show import Show, styled
+from joma.cli._runs_show import ShowRun, styled
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -100,9 +100,10 @@ class Plot(Command):
 add_command(app, List, "List the runs in a folder, oldest first.", "runs list runs --json")
 add_command(
     app,
-    Show,
+    ShowRun,
     "Show findings, curves and settings of a run.",
     "runs show runs/fig4-20250101-120000",
+    name="show",
 )
 add_command(
     app,

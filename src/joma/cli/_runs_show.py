@@ -21,7 +21,7 @@ _STYLES |= {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command):
+class ShowRun(Command):
     """Show how a run ended, what was found in it, its curves, settings and files."""
 
     folder: Path = argument("RUN", "A run folder.")

@@ -44,7 +44,7 @@ app = command_group(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(ModelCommand):
+class FitPredictors(ModelCommand):
     """Fit predictors of the MLP neurons (and heads) that matter for a token, a layer ahead.
 
     They are trained from the model's own activations on one text and judged on another: how many
@@ -239,7 +239,7 @@ class Fit(ModelCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command):
+class ShowPredictors(Command):
     """Show of which model predictors are, and how they were fitted."""
 
     file: Path = argument("FILE", f"A {FILE}, or its run folder.")
@@ -264,12 +264,17 @@ class Show(Command):
 
 add_command(
     app,
-    Fit,
+    FitPredictors,
     "Fit predictors of the neurons that matter, and judge them.",
     "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
+    name="fit",
 )
 add_command(
-    app, Show, "Show what a file of predictors holds.", f"sparsify show runs/sparsify/{FILE}"
+    app,
+    ShowPredictors,
+    "Show what a file of predictors holds.",
+    f"sparsify show runs/sparsify/{FILE}",
+    name="show",
 )
 
 
