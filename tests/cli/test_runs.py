@@ -91,14 +91,10 @@ class TestMetrics:
         assert ["metrics", "rows", "8"] in lines
         assert ["checkpoints", "at", "steps", "50", "100"] in lines
 
-    def test_show_has_the_findings_in_both_formats(self):
+    def test_show_has_the_findings(self):
         run = Run.create("monitor", {}, out="watched")
         found = {"kind": "dead_layer", "layer": 1, "head": None, "step": 3, "sentence": "It died."}
         found |= {"evidence": {"end": 0.0}, "module": "layers.1"}
-        run.write_json("findings", [found])  # as before there were severities
-        assert "–  step 3  It died." in joma("runs", "show", "watched").stdout
-        record = json.loads(joma("runs", "show", "watched", "--json").stdout)
-        assert record["findings"]["findings"] == [found | {"severity": None, "advice": ""}]
         found |= {"severity": "warning", "advice": "Train it."}
         missing = [{"kind": "overfitting", "needs": "validation losses"}]
         run.write_json("findings", {"findings": [found], "not_judged": missing})
