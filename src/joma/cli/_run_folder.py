@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,18 +19,12 @@ if TYPE_CHECKING:
     from joma.runs import Run
 
 
-_MOST_NAMED = 5
-"""Files of a folder that are named one by one."""
-
-
 @contextlib.contextmanager
 def closing(run: "Run") -> Iterator[dict[str, Any]]:
     """Keep `outcome.json` true: running, then done with what the block put in, or how it broke.
 
-    A block that ends in another way than done puts its own "status" in.
-
-    It is written at the start too, so that a run that was killed, or that is started over, never
-    shows an outcome that is not its own.
+    A block that ends in another way than done puts its own "status" in. The file is written at the
+    start too, so that a run that was killed never shows an outcome that is not its own.
     """
     outcome: dict[str, Any] = {}
     try:
@@ -78,12 +73,46 @@ def writing_to(out: Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def of_option() -> Iterator[None]:
-    """Prefix errors that begin with the name of what was given, such as `out`, with dashes."""
+def explaining_failed_writes(
+    name: str, begun: Callable[[], Path | None], resume: Callable[[], Iterable[str]]
+) -> Iterator[None]:
+    """Report an `OSError` of work that has begun together with how to resume it.
+
+    Args:
+        name: What the work is called.
+        begun: Returns its run folder, None before there is one.
+        resume: Returns the commands that do what is left.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        folder = begun()
+        if folder is None:
+            raise
+        commands = " and then ".join(f"`{command}`" for command in resume())
+        raise JomaError(
+            f"{name} stopped, {error.filename or folder}: {reason(error)}; when that is fixed, "
+            f"resume with {commands}"
+        ) from error
+
+
+@contextlib.contextmanager
+def naming_options(*names: str) -> Iterator[None]:
+    """Put dashes before errors that begin with the name of an argument that is an option here.
+
+    Args:
+        names: The names, as options spell them; all names if none is given.
+    """
     try:
         yield
     except JomaError as error:
-        raise JomaError(f"--{error}") from error
+        first, _, rest = str(error).partition(" ")
+        option = first.replace("_", "-")
+        if names and option not in names:
+            raise
+        raise JomaError(f"--{option} {rest}") from error
 
 
 def check_folder(
@@ -107,11 +136,8 @@ def check_folder(
 
     if out is None:
         return
-    with writing_to(out), of_option():
-        if restart:
-            check_restart(out, name)
-        else:
-            check_out(out, name)
+    with writing_to(out), naming_options():
+        (check_restart if restart else check_out)(out, name)
     if config is None or not is_run(out) or not (out / "config.json").is_file():
         return
     asked = json.loads(json.dumps({"name": name, **config}, default=str))  # as the file has it
@@ -124,49 +150,58 @@ def check_folder(
         )
 
 
-@contextlib.contextmanager
-def working_in(out: Path | None) -> Iterator[list[Path]]:
-    """Say on Ctrl-C or SIGTERM how to run this command again, and of --out if it cannot be written.
-
-    Yields the list of the run folders begun so far, which the block adds to.
-    """
-    folders: list[Path] = []
-
-    def again() -> str:
-        words = sys.argv[1:] if out or not folders else [*sys.argv[1:], "--out", str(folders[0])]
-        return f"Run it again with: {command_line(words)}"
-
-    with interruptible(folders, again), writing_to(out):
-        yield folders
-
-
-@contextlib.contextmanager
-def begun(
-    folders: list[Path],
-    name: str,
-    config: Mapping[str, Any],
-    out: Path | None,
-    *,
-    device: str = "cpu",
-    resume: bool = False,
-) -> Iterator[tuple["Run", dict[str, Any]]]:
-    """Yield a run that the block writes to, and its outcome, as `closing` does.
+def resume_command(folder: Path | None, without: Collection[str] = ()) -> str:
+    """Return the command line that was typed, with another run folder.
 
     Args:
-        folders: The run folders begun so far, which this one is added to.
+        folder: The run folder; None for the default.
+        without: Words that are left out.
+    """
+    words = [word for word in sys.argv[1:] if word not in without and word[:6] != "--out="]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    line = command_line([*words, *([] if folder is None else ["--out", str(folder)])])
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
+
+
+Begin = Callable[..., contextlib.AbstractContextManager[tuple["Run", dict[str, Any]]]]
+
+
+@contextlib.contextmanager
+def working(
+    name: str, config: Mapping[str, Any] | None, out: Path | None, *, resume: bool = False
+) -> Iterator[Begin]:
+    """Check the run folder and yield a function that begins the run in it.
+
+    On Ctrl-C or SIGTERM the command says what it left and how to run it again. The function takes
+    the device and yields the run and its outcome, as `closing` does.
+
+    Args:
         name: Name of the run.
-        config: Its settings.
+        config: Its settings; None where nothing will be written.
         out: The folder given with --out.
-        device: What it computes on.
         resume: Whether a run in the folder is resumed; otherwise started over if not finished.
     """
     from joma.runs import Run
 
-    enter = Run.resume if resume else partial(Run.create, existing="restart")
-    run = enter(name, config, out=out, device=device)
-    folders.append(run.path)
-    with run.locked(), closing(run) as outcome:
-        yield run, outcome
+    check_folder(out, name, config, restart=not resume)
+    folders: list[Path] = []
+
+    def again() -> str:
+        return f"Run it again with: {resume_command(out or (folders[0] if folders else None))}"
+
+    @contextlib.contextmanager
+    def begin(device: str = "cpu") -> Iterator[tuple[Run, dict[str, Any]]]:
+        enter = Run.resume if resume else partial(Run.create, existing="restart")
+        run = enter(name, config or {}, out=out, device=device)
+        folders.append(run.path)
+        with run.locked(), closing(run) as outcome:
+            yield run, outcome
+
+    with interruptible(folders, again), writing_to(out):
+        yield begin
 
 
 def _left(folder: Path) -> str:
@@ -175,10 +210,4 @@ def _left(folder: Path) -> str:
         status = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))["status"]
     except (OSError, ValueError, KeyError, TypeError):
         status = "unknown"
-    if status == "done":
-        return f"Saved: {folder}."
-    found = (path for path in sorted(folder.glob("**/[!.]*")) if path.is_file())
-    files = [path for path in found if path.name != "manifest.json"]
-    names = ", ".join(str(path.relative_to(folder)) for path in files)
-    holds = "empty" if not files else names if len(files) <= _MOST_NAMED else f"{len(files)} files"
-    return f"Incomplete: {folder} ({holds})."
+    return f"{'Saved' if status == 'done' else 'Incomplete'}: {folder}."
