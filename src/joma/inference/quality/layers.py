@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from joma.common.paired import Paired, paired
 from joma.errors import JomaError
-from joma.inference.full import Full
-from joma.inference.policy import Policy
+from joma.inference.policies import Full, Policy
 from joma.inference.quality.loss import TextLoss, text_loss
 from joma.inference.support import text_config
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.inference.context import cache
-from joma.inference.policy import Policy
+from joma.inference import cache
+from joma.inference.policies import Policy
 
 Policies = Policy | Sequence[Policy] | None
 """One policy for all layers, one for each, or None for the plain model with transformers' cache."""
