@@ -8,11 +8,11 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-
-from joma.inference import HeavyHitter, _heavy_kernel
 from joma.inference._attend import Scoring
 from joma.inference._heavy_kernel import heavy_step
 from joma.inference._kind import LayerKind
+
+from joma.inference import HeavyHitter, _heavy_kernel
 from joma.inference._layer import EvictingLayer
 from joma.inference._store import Store
 

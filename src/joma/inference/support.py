@@ -62,6 +62,32 @@ def learned_positions(config: Any) -> int | None:
     return None if name is None else int(getattr(config, name))
 
 
+def layer_windows(config: Any) -> list[int | None]:
+    """Return the sliding window of each layer, None where a layer sees everything.
+
+    Raises:
+        JomaError: A layer is of a kind that a cache cannot serve.
+    """
+    window = getattr(config, "sliding_window", None)
+    for index, kind in enumerate(types := _layer_types(config)):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise JomaError(
+                f"layers must attend to everything or to a sliding window to use a cache, got "
+                f"{kind!r} in layer {index} of {config.model_type}"
+            )
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def _layer_types(config: Any) -> Sequence[str]:
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return types
+    only = (
+        "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+    )
+    return [only] * int(config.num_hidden_layers)
+
+
 def layer_kinds(model: nn.Module) -> list[LayerKind]:
     """Return what the layers of a model are, by its configuration.
 
@@ -69,27 +95,18 @@ def layer_kinds(model: nn.Module) -> list[LayerKind]:
         JomaError: A layer is of a kind that a cache cannot serve.
     """
     config = text_config(model)
-    window = getattr(config, "sliding_window", None)
-    types: Sequence[str] | None = getattr(config, "layer_types", None)
-    if types is None:
-        only = "full_attention" if window is None else "sliding_attention"
-        types = [only] * int(config.num_hidden_layers)
+    windows = layer_windows(config)
     rotary = [it for it in model.modules() if type(it).__name__.endswith("RotaryEmbedding")]
     if not rotary and learned_positions(config) is None:
         raise JomaError(
             f"model must have rotary or learned positions to use a cache, got {config.model_type}"
         )
     kinds = []
-    for index, kind in enumerate(types):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise JomaError(
-                f"layers must attend to everything or to a sliding window to use a cache, got "
-                f"{kind!r} in layer {index} of {config.model_type}"
-            )
-        found = [getattr(rotary[0], it, None) for it in (f"{kind}_inv_freq", "inv_freq") if rotary]
+    for index, (kind, window) in enumerate(zip(_layer_types(config), windows, strict=True)):
+        names = (f"{kind}_inv_freq", "inv_freq") if rotary else ()
+        found = [getattr(rotary[0], it, None) for it in names]
         frequencies = next((it for it in found if it is not None), None)
-        own = window if kind == "sliding_attention" else None
-        kinds.append(LayerKind(index, own, frequencies, bool(rotary)))
+        kinds.append(LayerKind(index, window, frequencies, bool(rotary)))
     return kinds
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.inference.quality.reading import Policies, bytes_held, opened
+from joma.inference.quality.loss import Policies, bytes_held, opened
 
 
 class Reader:

@@ -9,14 +9,11 @@ of transformers.
 - `attention_profiles`: what the probes say of each layer beforehand.
 """
 
-from joma.inference.quality.layers import LayerCosts, layer_costs
-from joma.inference.quality.loss import TextLoss, text_loss
+from joma.inference.quality.loss import LayerCosts, TextLoss, layer_costs, text_loss
 from joma.inference.quality.profile import LayerProfile, attention_profiles
 from joma.inference.quality.tasks import (
     TASKS,
     Example,
-    Prompt,
-    Task,
     TaskScore,
     make_examples,
     task_score,
@@ -27,8 +24,6 @@ __all__ = [
     "Example",
     "LayerCosts",
     "LayerProfile",
-    "Prompt",
-    "Task",
     "TaskScore",
     "TextLoss",
     "attention_profiles",

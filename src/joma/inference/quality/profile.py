@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.inference.quality.reading import check_tokens, last_places
+from joma.inference.quality.loss import check_tokens, last_places
 from joma.probes import AttentionAccumulator, AttentionCall, watch_attention
 
 

@@ -5,8 +5,11 @@ exactly as many tokens as asked for, so that a batch needs no padding. An answer
 decoding continues the prompt with it, token for token.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.inference.quality.reading import Policies, bytes_held, logits_of, opened
+from joma.inference.quality.loss import Policies, bytes_held, logits_of, opened
 from joma.models import Loaded
 
 _CITIES = (
@@ -52,19 +55,8 @@ class Prompt:
     answer: str
 
 
-@dataclass(frozen=True)
-class Task:
-    """A kind of prompt.
-
-    Attributes:
-        name: What it is called.
-        title: What it asks, in a few words.
-        make: Makes a prompt of random numbers.
-    """
-
-    name: str
-    title: str
-    make: Callable[[np.random.Generator], Prompt]
+Task = Callable[[np.random.Generator], Prompt]
+"""A kind of prompt: makes one of random numbers."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +118,13 @@ def lookup(random: np.random.Generator) -> Prompt:
     """Return a prompt with one pair among many pairs of its own kind."""
     cities = [str(one) for one in random.permutation(_CITIES)]
     number = _number(random)
-    used = iter(range(10**9))
+    used = itertools.count()
 
     def other() -> str:
         # Cities come again only after all others, and with a word that tells them apart.
         index = next(used)
-        words = [*_WORDS[1:], _WORDS[0]]
         name = cities[1 + index % (len(cities) - 1)]
-        extra = "" if index < len(cities) - 1 else f" {words[index % len(words)]}"
+        extra = "" if index < len(cities) - 1 else f" {_WORDS[(index + 1) % len(_WORDS)]}"
         return f" The code of {name}{extra} is {_number(random)}."
 
     return Prompt(
@@ -180,15 +171,7 @@ def frequent(random: np.random.Generator) -> Prompt:
     )
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task("needle", "one fact among unrelated sentences", needle),
-        Task("lookup", "one pair among many of its kind", lookup),
-        Task("tracking", "a value that passes from one name to another", tracking),
-        Task("frequent", "the most frequent word of a list", frequent),
-    )
-}
+TASKS: dict[str, Task] = {it.__name__: it for it in (needle, lookup, tracking, frequent)}
 """The tasks by name."""
 
 
@@ -209,37 +192,40 @@ def make_examples(
     Raises:
         JomaError: The length has no room for the task, or the model has no tokenizer.
     """
-    whole_number("length", length, 1)
-    whole_number("count", count, 1)
-    whole_number("seed", seed, 0)
+    for name, value in (("length", length), ("count", count)):
+        whole_number(name, value, 1)
     before, after = _chat(loaded)
+    encode = partial(loaded.encode, special=False)
     found = []
     for number in range(count):
-        random = np.random.default_rng([seed, length, number, *task.name.encode()])
-        prompt = task.make(random)
+        random = np.random.default_rng([seed, length, number, *task.__name__.encode()])
+        prompt = task(random)
         question = f"{prompt.question}{after}{prompt.opening}"
         tail, answer = _split(loaded, question, prompt.answer)
-        start = [*loaded.special_tokens.before, *_encoded(loaded, f"{before}{prompt.head}")]
-        facts = [(depth, _encoded(loaded, text)) for depth, text in prompt.facts]
+        start = [*loaded.special_tokens.before, *encode(f"{before}{prompt.head}")]
+        facts = [(depth, encode(text)) for depth, text in prompt.facts]
         room = length - len(start) - len(tail) - sum(len(fact) for _, fact in facts)
         if room < 0:
             raise JomaError(
-                f"length must be at least {length - room} tokens for the task {task.name}, got "
+                f"length must be at least {length - room} tokens for the task {task.__name__}, got "
                 f"{length}"
             )
-        body = _filled(loaded, prompt, facts, room)
+        body = _filled(encode, prompt, facts, room)
         found.append(Example((*start, *body, *tail), tuple(answer), prompt.answer))
     return found
 
 
 def _filled(
-    loaded: Loaded, prompt: Prompt, facts: Sequence[tuple[float, list[int]]], room: int
+    encode: Callable[[str], list[int]],
+    prompt: Prompt,
+    facts: Sequence[tuple[float, list[int]]],
+    room: int,
 ) -> list[int]:
     """Return the facts at their depths in exactly `room` tokens of filler."""
     pieces: list[list[int]] = []
     while (missing := room - sum(map(len, pieces))) > 0:
         # The last piece is cut, so that it ends as it should: what is asked comes after it.
-        pieces.append(_encoded(loaded, prompt.filler())[-missing:])
+        pieces.append(encode(prompt.filler())[-missing:])
     places = [(round(depth * len(pieces)), fact) for depth, fact in facts]
     for place, fact in reversed(places):  # from the back, so that none moves another
         pieces.insert(place, fact)
@@ -291,19 +277,14 @@ def task_score(
     return TaskScore(np.array(correct), held / len(examples))
 
 
-def _encoded(loaded: Loaded, text: str) -> list[int]:
-    return loaded.encode(text, special=False)
-
-
 def _split(loaded: Loaded, question: str, answer: str) -> tuple[list[int], list[int]]:
     """Return the tokens of question and answer as they are in the whole text.
 
     Encoded alone, an answer may begin with other tokens than after its question.
     """
-    whole, alone = _encoded(loaded, question + answer), _encoded(loaded, question)
-    same = 0
-    while same < min(len(whole), len(alone)) and whole[same] == alone[same]:
-        same += 1
+    whole, alone = (loaded.encode(it, special=False) for it in (question + answer, question))
+    pairs = zip(whole, alone, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if same == len(whole):
         raise JomaError(f"the tokenizer of {loaded.source} has no tokens for {answer!r}")
     return whole[:same], whole[same:]
