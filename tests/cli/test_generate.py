@@ -369,7 +369,7 @@ class TestRefused:
         assert "cannot continue a text" in said
 
     def test_help_names_what_there_is(self):
-        from joma.inference.registry import POLICIES, usage
+        from joma.inference.policies import POLICIES, usage
 
         assert tuple(map(usage, POLICIES)) == CACHES
         result = joma("generate", "any", "--cache", "help")
