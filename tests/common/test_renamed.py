@@ -5,12 +5,10 @@ import importlib
 import pytest
 
 RENAMED = [
-    ("joma.experiments", "Choice", "ChoiceOption"),
     ("joma.models", "Attention", "AttentionPart"),
     ("joma.models", "Block", "BlockPart"),
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
     ("joma.models.series", "Finding", "SeriesProblem"),
-    ("joma.probes.metrics", "Estimate", "BoundedValue"),
     ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
 ]

@@ -70,14 +70,6 @@ def test_a_split_that_is_no_text(tmp_path, content, message):
         Corpus("own", {"train": content}).read("train")
 
 
-def test_a_text_that_went_away(tmp_path):
-    found = corpus(_written(tmp_path / "mine", train="text"))
-    (tmp_path / "mine" / "train.txt").unlink()
-    for asked in (found.read, found.digest):
-        with pytest.raises(ValueError, match=r"train\.txt cannot be read: No such file"):
-            asked("train")
-
-
 def test_a_corpus_of_ones_own():
     own = Corpus("own", {"valid": "日本".encode()})
     assert own.splits == ("valid",)

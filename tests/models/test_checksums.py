@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from joma.analysis.probing import Probing, measure
-from joma.data.tokenizing import BYTES
 from joma.errors import JomaError
 from joma.models import load
-from joma.models.checksums import SUMS, check_checksums
+from joma.models.checksums import SUMS, check_checksums, checksums_of
 from joma.models.series import Series, verify
-from joma.train.language._export import export
 from tests.models.tiny import tiny
 
 
@@ -21,8 +19,9 @@ def exported(tmp_path_factory) -> Path:
     """A series of two steps."""
     folder = tmp_path_factory.mktemp("run") / "series"
     for step in (0, 4):
-        model = tiny("llama", seed=step)
-        export(folder / f"step-{step:06d}", model, model.state_dict(), BYTES)
+        own = folder / f"step-{step:06d}"
+        tiny("llama", seed=step).save_pretrained(own)
+        (own / SUMS).write_bytes(checksums_of(own))
     return folder
 
 

@@ -3,7 +3,6 @@ import os
 import pickle
 import shutil
 from types import SimpleNamespace
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -89,14 +88,6 @@ def test_the_hubs_layout_without_a_prefix(tmp_path, name):
     assert len(weights(stored, loaded.known_architecture)) == 1 + 6 * 3
 
 
-def test_weights_are_float32_unless_asked_otherwise(tmp_path):
-    tiny("gpt_neox").to(torch.bfloat16).save_pretrained(tmp_path)
-    assert {p.dtype for p in load(tmp_path).model.parameters()} == {torch.float32}
-    loaded = load(tmp_path, dtype=torch.float64)
-    assert {p.dtype for p in loaded.model.parameters()} == {torch.float64}
-    assert next(untrained(loaded, 0).model.parameters()).dtype == torch.float64
-
-
 def test_pytorch_files_load_and_payloads_do_not(tmp_path, folder):
     model = tiny("llama")
     (folder / "model.safetensors").unlink()
@@ -165,13 +156,6 @@ def test_shapes_the_configuration_does_not_have(folder):
         load(folder)
 
 
-@pytest.mark.parametrize("named", [None, ["NoSuchModel"], ["AutoModel"], ["BertModel"]])
-def test_a_class_that_is_none_gives_the_base_model(tmp_path, named):
-    tiny("llama").base_model.save_pretrained(tmp_path)
-    _change_config(tmp_path, architectures=named)
-    assert type(load(tmp_path).model) is transformers.LlamaModel
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -186,14 +170,6 @@ def test_configurations_that_cannot_be_used(folder, content, message):
     (folder / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         load(folder)
-
-
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("named", ["somebody/kernel", "flash_attention_2", "flex_attention"])
-def test_which_attention_runs_is_not_a_checkpoints_to_say(folder, key, named):
-    _change_config(folder, **{key: named})
-    config: Any = load(folder).model.config
-    assert config._attn_implementation == "sdpa"
 
 
 def test_code_in_a_folder_is_not_run(tmp_path, folder):

@@ -12,11 +12,9 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors
 
 from joma.analysis.probing import text_windows
-from joma.data import HuggingFace
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
-from joma.models.tokenizers import ByteTokenizer
-from joma.train.language._text import save_tokenizer
+from joma.models.tokenizers import ByteTokenizer, note_no_special_tokens
 from tests.models.tiny import tiny
 
 WORDS = ["<unk>", "<s>", "</s>", "[CLS]", "[SEP]", *(f"w{index}" for index in range(50))]
@@ -94,7 +92,8 @@ def test_settings_may_ask_for_what_the_tokenizer_does_not_add(folder):
 
 def test_a_model_trained_here_reads_text_as_it_was_trained_to(folder):
     """Its training text had no special tokens, whatever the tokenizer would add."""
-    save_tokenizer(HuggingFace(_tokenizer("<s> $A")), folder)
+    _tokenizer("<s> $A").save_pretrained(folder)
+    note_no_special_tokens(folder)
     assert load(folder).special_tokens.count == 0
     assert load(folder).encode("w0") == [5]
 

@@ -34,8 +34,8 @@ from joma.optim import GaLoreAdamW
 SHAPES = (64, 96), (101, 70), (48, 333), (130, 77)
 """Both shapes, with rows that are aligned and rows that are not."""
 STEPS = 4
-DECAY = 0.390625
-"""Leaves 255/256 of the weights: torch's sums on a CPU round that factor to bfloat16."""
+DECAY = 0.78125
+"""Leaves 127/128 of the weights: torch's sums on a CPU round that factor to bfloat16."""
 
 
 def complete_the_interpreter() -> None:
@@ -187,16 +187,13 @@ def resumed(**settings):
 
 def stacked():
     """Return how far Adam's pass over all stacked parameters is from torch operations."""
-    from joma.optim import StackedAdam
     from tests.optim.test_adam import parameters, trained
 
-    on_gpu = mock.patch.object(StackedAdam, "_on_gpu", True)
-    capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False)
     found = []
     for rounded in ((), ("matrix", "vector")):
         plain, fused = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
         slow = trained(plain, rounded=rounded)
-        with on_gpu, capturing:
+        with mock.patch("joma.kernels.adam.has_kernels", return_value=True):
             fast = trained(fused, rounded=rounded)
         ours = fast.master_weights()
         found += [distance(ours[name], one) for name, one in slow.master_weights().items()]

@@ -106,18 +106,6 @@ def test_what_is_rounded_moves_in_float32():
     assert rounded["matrix"].dtype == torch.bfloat16
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("rounded", [(), ("matrix", "vector")])
-def test_the_fused_step_is_the_plain_one(rounded):
-    on_cpu, on_gpu = parameters(dtype=torch.float32), parameters("cuda", torch.float32)
-    plain, fused = trained(on_cpu, rounded=rounded), trained(on_gpu, rounded=rounded)
-    for name, original in plain.master_weights().items():
-        ours = fused.master_weights()[name].cpu()
-        torch.testing.assert_close(ours, original, rtol=2e-5, atol=2e-6)
-    for name in rounded:
-        assert torch.equal(on_gpu[name].data, fused.master_weights()[name].bfloat16())
-
-
 @pytest.mark.parametrize(
     ("rates", "decays", "options", "sentence"),
     [

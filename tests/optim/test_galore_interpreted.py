@@ -11,7 +11,7 @@ MATRICES_OF_FOUR_STEPS = {"wide": 12, "wide_eight": 12}
 def check(found):
     """Weights in bfloat16 differ where a change is rounded before it is added."""
     assert found["moved_by_kernels"] == MATRICES_OF_FOUR_STEPS.get(found["case"], 16)
-    assert found["weights"] < 0.015
+    assert found["weights"] < 0.03
     assert max(found["moments"]) < 2e-3
 
 

@@ -3,7 +3,7 @@ import pytest
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments import _linear_block as linear_block
+from joma.experiments.theory_figures import linear_block
 from joma.theory import embeddings, functions, invariants, memory, stationarity
 from joma.theory.block import Block, Samples, State, simulate
 from joma.theory.functions import ACTIVATIONS, Activation, Attention, leaky_relu

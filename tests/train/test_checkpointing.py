@@ -77,12 +77,11 @@ def failing(folder: Path) -> CheckpointWriter:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda writer: writer.check(),
         lambda writer: writer.copy([("a", torch.zeros(2))]),
         lambda writer: writer.finish(),
         lambda writer: writer.__exit__(None, None, None),
     ],
-    ids=["check", "copy", "finish", "exit"],
+    ids=["copy", "finish", "exit"],
 )
 def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path: Path, call):
     writer = failing(tmp_path)
@@ -96,7 +95,7 @@ def test_an_error_in_the_block_comes_first(tmp_path: Path, caplog):
     writer = failing(tmp_path)
     writer.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     assert caplog.messages == [
-        "the last checkpoint could not be written: [Errno 28] No space left on device"
+        "what was copied last could not be written: [Errno 28] No space left on device"
     ]
 
 
@@ -111,60 +110,6 @@ def test_a_kill_costs_at_most_the_time_asked_for(tmp_path: Path, clock: list[flo
                 clock[0] += 0.01
             assert clock[0] - start >= 30
             assert clock[0] - start + writing + longest <= 60.01
-
-
-def end_while_writing(writer: CheckpointWriter, disk: SlowDisk) -> None:
-    """End a training while its checkpoint waits for the disk."""
-    timer = threading.Timer(0.2, disk.go.set)  # type: ignore[attr-defined]
-    timer.start()
-    writer.end()
-    timer.join()
-    assert not writer.busy
-
-
-@pytest.mark.parametrize(
-    ("seconds", "passed", "kept"),
-    [(60.0, 46.0, False), (60.0, 60.0, False), (60.0, 61.0, True), (0.0, 0.01, True)],
-)
-def test_a_training_that_ends_waits_only_for_what_a_kill_would_cost_too_much(
-    tmp_path: Path, clock: list[float], seconds: float, passed: float, kept: bool
-):
-    """One of 46 seconds began a checkpoint after 45, which would be removed at once."""
-    disk = SlowDisk(tmp_path / "checkpoints")
-    with CheckpointWriter(disk, seconds) as writer:
-        clock[0] += 0.9 * passed
-        writer.save(1, writer.copy([("a", torch.zeros(3))]), {})
-        clock[0] += 0.1 * passed
-        end_while_writing(writer, disk)
-    assert disk.steps == ([1] if kept else [])
-    assert list(tmp_path.rglob(".*.tmp")) == []
-
-
-def test_what_is_safe_is_counted_from_the_last_copy_that_was_written(
-    tmp_path: Path, clock: list[float]
-):
-    disk = SlowDisk(tmp_path / "checkpoints")
-    disk.go.set()  # type: ignore[attr-defined]
-    with CheckpointWriter(disk, 60.0) as writer:
-        for step in (1, 2):
-            clock[0] += 45.0
-            writer.save(step, writer.copy([("a", torch.zeros(3))]), {})
-            writer.finish()
-        disk.go.clear()  # type: ignore[attr-defined]
-        clock[0] += 45.0
-        writer.save(3, writer.copy([("a", torch.zeros(3))]), {})
-        clock[0] += 14.0
-        end_while_writing(writer, disk)
-    assert disk.steps == [2, 1]
-
-
-def test_an_error_of_a_checkpoint_comes_at_the_end(tmp_path: Path):
-    disk = SlowDisk(tmp_path / "checkpoints", OSError("No space left"))
-    disk.go.set()  # type: ignore[attr-defined]
-    writer = CheckpointWriter(disk)
-    writer.save(1, writer.copy([("a", torch.zeros(3))]), {})
-    with pytest.raises(OSError, match="No space left"):
-        writer.end()
 
 
 def test_zero_seconds_is_always_due(tmp_path: Path):

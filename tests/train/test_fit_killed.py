@@ -1,15 +1,11 @@
 """`fit` killed, on damaged checkpoints and on full disks: it ends as if nothing had happened."""
 
 import importlib
-import json
 import os
 import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,49 +243,3 @@ def test_a_really_full_disk(straight: Path, small_disk: Path):
 
 
 # The real thing
-
-EAGER = """
-from joma.train import loop
-writer = loop.CheckpointWriter
-loop.CheckpointWriter = lambda checkpoints, seconds: writer(checkpoints, 0.0)  # or none is due
-from joma.cli import main
-main()
-"""
-
-
-def joma(*words: str) -> list[str]:
-    return [sys.executable, "-c", EAGER, *words]
-
-
-@pytest.mark.slow
-def test_table_1_killed_at_random_moments(tmp_path: Path):
-    groups = ("C20-N2", "C20-N3")
-    line = "reproduce table1 --scale tiny --device cpu --group C20-N2 --group C20-N3 --out"
-    straight, killed = (str(tmp_path / name) for name in ("straight", "killed"))
-    done = subprocess.run(joma(*line.split(), straight), capture_output=True, check=False)
-    moments, codes = random.Random(0), []
-    for group in (*sorted(groups * 2), "", ""):
-        child = subprocess.Popen(joma(*line.split(), killed), stdout=subprocess.PIPE)
-        folder = tmp_path / "killed" / "groups" / group / "checkpoints"
-        saved, late = written(folder, CHECKPOINT, moments.randrange(2, 5)), moments.uniform(1, 9)
-        moment = saved if group else after(late, tmp_path / "killed")
-        while child.poll() is None and not moment():
-            time.sleep(5e-4)
-        child.kill()
-        child.communicate()
-        codes.append(child.returncode)
-    assert codes.count(-signal.SIGKILL) > 2
-    again = subprocess.run(joma(*line.split(), killed), capture_output=True, check=False)
-    assert again.returncode == done.returncode
-    for part in ("", *(f"groups/{group}" for group in groups)):
-        pair = [str(Path(run) / part) for run in (straight, killed)]
-        compared = subprocess.run(
-            joma("runs", "compare", *pair, "--json"), capture_output=True, check=True
-        )
-        record = json.loads(compared.stdout)
-        assert record["tables_in_one_only"] == []
-        numbers = [*record["tables"].values(), *([record["metrics"]] if part else [])]
-        assert numbers
-        assert all(number["equal"] for number in numbers)
-    ends = [Run.open(Path(killed) / "groups" / group).read_json("outcome") for group in groups]
-    assert any(end["begun_at"] > 0 for end in ends)

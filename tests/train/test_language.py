@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.random import integers
-from joma.train.language import Processes
 from joma.train.language._text import Feed, first_windows, read_tokens
-from joma.train.language._trainer import Trainer
-from joma.train.monitor import Monitor
 from tests.common.test_float32 import as_torch_begins, set_in_torch
-from tests.train._language import begin, logged, make, write_text
+from tests.train._language import begin, logged, make, trainer_of, write_text
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -102,7 +99,7 @@ def test_tokens_of_each_tokenizer(text: Path, tokenizer: str):
 def test_a_step_is_that_of_a_plain_loop(text: Path):
     """One of torch's own AdamW over one batch, written out."""
     config = make(text, optimizer={"warmup": 0, "schedule": "constant", "clip": 0.1})
-    trainer, plain = Trainer(config, Processes()), Trainer(config, Processes()).model
+    trainer, plain = trainer_of(config), trainer_of(config).model
     decayed = [p for p in plain.parameters() if p.ndim > 1]
     others = [p for p in plain.parameters() if p.ndim < 2]
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
@@ -115,8 +112,8 @@ def test_a_step_is_that_of_a_plain_loop(text: Path):
         optimizer.step()
         optimizer.zero_grad()
         ours = trainer.backward(step)
-        assert trainer.update(step) == 0.01
-        trainer.optimizer.zero_grad()
+        trainer.update()
+        trainer.drop_gradients()
         assert float(ours) == pytest.approx(loss.item(), rel=1e-5)
     for one, two in zip(trainer.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
@@ -157,26 +154,6 @@ def test_a_text_without_validation(text: Path, tmp_path: Path):
     result = begin(make(text, validation={"every": 0}), tmp_path / "other")
     assert np.isnan(result.validation_loss)
     assert np.isfinite(result.loss)
-
-
-def test_the_first_measurement_comes_after_the_first_validation(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """What any first pass over a model takes is no cost of the monitor's, and is reported."""
-    order, now = [], [0.0]
-    monkeypatch.setattr("joma.train.loop.time.monotonic", lambda: now[0])
-    for owner, name in ((Trainer, "validation_loss"), (Monitor, "_measure")):
-        does = getattr(owner, name)
-
-        def timed(*args: Any, name: str = name, does: Any = does, **options: Any) -> Any:
-            order.append(name)
-            now[0] += 10
-            return does(*args, **options)
-
-        monkeypatch.setattr(owner, name, timed)
-    config = make(text, training={"steps": 2}, monitor={"off": False})
-    assert begin(config, tmp_path / "run").seconds == 10 * len(order)
-    assert order[:2] == ["validation_loss", "_measure"]
 
 
 def test_products_are_those_of_float32_whichever_switch_was_used(text: Path, tmp_path: Path):

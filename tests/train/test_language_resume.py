@@ -1,7 +1,6 @@
 """Trainings of a language model that were stopped, on full disks and by Ctrl-C, end the same."""
 
 import errno
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,14 +12,11 @@ from joma.runs import Checkpoints, Run
 from joma.train import loop
 from joma.train.language import (
     Config,
-    Processes,
-    _export,
     changing,
     check_length,
     series_folder,
     train,
 )
-from joma.train.language._trainer import Trainer
 from tests.runs import _failing
 from tests.train._language import STEPS, Stop, begin, ended, logged, make, stop_after, write_text
 
@@ -125,21 +121,6 @@ def test_models_past_the_new_end_are_removed(text: Path, tmp_path: Path):
     assert names == ["step-000000", "step-000004", "step-000007"]
 
 
-def test_what_is_refused_leaves_the_number_of_steps(text: Path, tmp_path: Path):
-    folder, train_text = tmp_path / "run", text / "train.txt"
-    before = train_text.read_text()
-    begin(constant(text, 6), folder)
-    left = ended(folder)
-    train_text.write_text(f"{before}the cat.\n")
-    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
-        begin(constant(text, 10), folder)
-    train_text.write_text(before)
-    assert Run.open(folder).config["training"]["steps"] == 6
-    assert begin(constant(text, 6), folder).begun_at == 6
-    assert ended(folder) == left
-    assert begin(constant(text, 10), folder).step == 10
-
-
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_where_rates_follow_from_the_number_of_steps_it_is_not(
     text: Path, tmp_path: Path, schedule: str
@@ -229,23 +210,8 @@ def test_a_disk_that_is_full_for_a_model_of_the_series(
 
 
 def test_what_killed_exports_left_is_removed(text: Path, tmp_path: Path):
+    begin(make(text), tmp_path / "run")
     for name in (".step-000004.tmp", ".step-000004.old"):
-        (tmp_path / "run" / "series" / name).mkdir(parents=True)
-    _export.remove_leftovers(tmp_path / "run")
-    assert list((tmp_path / "run" / "series").iterdir()) == []
-
-
-def test_a_model_that_is_there_is_replaced_whole(text: Path, tmp_path: Path):
-    config = make(text)
-    begin(config, tmp_path / "run")
-    trainer = Trainer(config, Processes())
-    trainer.export(tmp_path / "run", STEPS)
-    trainer.finish_exports()
-    folder = series_folder(tmp_path / "run", STEPS)
-    first = series_folder(tmp_path / "run", 0)
-    both = [(path / "model.safetensors").read_bytes() for path in (folder, first)]
-    assert both[0] == both[1]
-    assert json.loads((folder / "config.json").read_text())["architectures"] == [
-        "GPTNeoXForCausalLM"
-    ]
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+        (tmp_path / "run" / "series" / name).mkdir()
+    begin(make(text), tmp_path / "run")
+    assert not list((tmp_path / "run" / "series").glob(".*"))

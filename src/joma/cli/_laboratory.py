@@ -1,34 +1,39 @@
 """`joma laboratory`."""
 
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from joma.cli import _show
-from joma.cli._options import option
+from joma.cli import _render
+from joma.cli._command import Command, flag, option
+from joma.cli._run_folder import writing_to
 from joma.errors import JomaError
 
+EXAMPLE = "laboratory --out laboratory.html --open"
 
-def laboratory(
-    out: Annotated[Path, option("--out", "FILE", "HTML file to write.")] = Path("laboratory.html"),
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Laboratory(Command):
     """Write the laboratory, one page on which sliders move the theorems' closed forms.
 
     It holds Theorems 1 to 3, Eqn 6 and the hierarchies of JoMA, each as a formula, as printed and
     as a simulation. The page needs no server and no network.
     """
-    from joma.common.files import write_bytes
-    from joma.report.laboratory import page
 
-    if out.is_dir():
-        raise JomaError(f"--out must name a file, got the folder {str(out)!r}")
-    try:
-        write_bytes(out, page().encode())
-    except OSError as error:
-        raise JomaError(f"--out must be a file that can be written: {error}") from error
-    _show.say(f"{_show.printable(str(out))}: open it in a browser.")
-    if show and not webbrowser.open(out.resolve().as_uri()):
-        raise JomaError("--open must be left out where there is no browser; the page is written")
+    out: Path = option("FILE", "HTML file to write.", Path("laboratory.html"))
+    show: bool = flag("Open the page in a browser.", name="--open")
+
+    def run(self) -> None:
+        """Write the page."""
+        from joma.common.files import write_bytes
+        from joma.report.laboratory import page
+
+        if self.out.is_dir():
+            raise JomaError(f"--out must name a file, got the folder {str(self.out)!r}")
+        with writing_to(self.out):
+            write_bytes(self.out, page().encode())
+        _render.say(f"{self.out}: open it in a browser.")
+        if self.show and not webbrowser.open(self.out.resolve().as_uri()):
+            raise JomaError(
+                "--open must be left out where there is no browser; the page is written"
+            )

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from joma.cli._show import Record
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -24,76 +23,61 @@ def workers(jobs: int) -> Iterator[Submit]:
     stopped at once.
     """
     if jobs == 1:
-        yield _Here
+        yield _LocalWork
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # of the processes: libraries here have read them
     context = multiprocessing.get_context("spawn")
-    with _one_thread_each():
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt)
 
-        def submit(function: Callable[..., Record], *arguments: Any) -> "Future[Record]":
-            with _blocking_interrupts():
-                return pool.submit(function, *arguments)
+    def submit(function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        with _blocking_interrupts():
+            return pool.submit(function, *arguments)
 
-        try:
-            yield submit
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-        pool.shutdown()
+    try:
+        yield submit
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    pool.shutdown()
 
 
-def gather(
-    futures: Sequence["Future[Record] | _Here"], advance: Callable[[], None]
-) -> list[Record]:
-    """Return the results in the order of the futures; call `advance` as each is there."""
+def gather(futures: "Sequence[Future[Any] | _LocalWork]", done: Callable[[int], None]) -> list[Any]:
+    """Return the results in the order of the futures.
+
+    Args:
+        futures: What `submit` returned.
+        done: Called with the place of each future as it is done.
+    """
+    from concurrent.futures import Future, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
-    records: list[Record] = []
-    for future in futures:
+    places = {future: place for place, future in enumerate(futures)}
+    several = [future for future in futures if isinstance(future, Future)]
+    results: dict[int, Any] = {}
+    for future in as_completed(several) if several else futures:
         try:
-            records.append(future.result())
+            results[places[future]] = future.result()
         except BrokenProcessPool as error:
             raise JomaError(
                 "a worker process was killed, perhaps for want of memory; fewer --jobs need less"
             ) from error
-        advance()
-    return records
+        done(places[future])
+    return [results[place] for place in range(len(futures))]
 
 
-def gather_as_completed(
-    futures: Sequence["Future[Record] | _Here"],
-    costs: Sequence[float],
-    advance: Callable[[float], None],
-) -> list[Record]:
-    """Return the results in the order of the futures; report the cost of each as it is done."""
-    from concurrent.futures import Future
-
-    pending = [future for future in futures if isinstance(future, Future)]
-    for future, cost in zip(futures, costs, strict=True):
-        if isinstance(future, Future):
-            future.add_done_callback(lambda _, cost=cost: advance(cost))
-    nothing: Callable[[], None] = lambda: None  # noqa: E731
-    if pending:
-        return gather(futures, nothing)
-    records: list[Record] = []
-    for future, cost in zip(futures, costs, strict=True):
-        records += gather([future], nothing)
-        advance(cost)
-    return records
-
-
-class _Here:
+class _LocalWork:
     """Work that this process does when its result is asked for."""
 
-    def __init__(self, function: Callable[..., Record], *arguments: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._function, self._arguments = function, arguments
 
-    def result(self) -> Record:
+    def result(self) -> Any:
         return self._function(*self._arguments)
 
 
@@ -116,19 +100,3 @@ def _blocking_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let the processes that are started in the block compute with one thread each."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: value or "1" for name, value in before.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -142,9 +142,9 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
     if source == "bytes":
         return ByteTokenizer()
     path = Path(source)
+    need_transformers(f"the tokenizer {source}")
     if path.is_file() and path.suffix not in (".json", ".gguf"):
         return Llama2cTokenizer.from_bytes(path.read_bytes(), str(path))
-    need_transformers(f"the tokenizer {source}")
     if path.is_file():
         return _from_json(path) if path.suffix == ".json" else from_gguf(path)
     folder = local_folder(source, revision)

@@ -1,4 +1,4 @@
-"""Checkpoints that are copied at once and written while training continues.
+"""Tensors that are copied at once and written while training continues.
 
 On a GPU the training waits for a copy within its memory alone: a thread moves that copy to the
 host, on a stream of its own, and writes the file. Where memory is short, and on a CPU, the training
@@ -8,14 +8,14 @@ waits for a copy to the host.
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from joma.runs import Checkpoints, GivenUpError
+from joma.runs import Checkpoints
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _PINNED_BYTES = 1 << 26
 _SPARE = 0.25  # of that time, which is left for writing and for a long step or measurement
 
 
-class Mover:
+class _Mover:
     """Moves tensors from a GPU to the host on a stream of its own, through little pinned memory.
 
     Pinning all of a large training's state would take seconds, during which the GPU waits. Made by
@@ -61,11 +61,109 @@ class Mover:
         return host
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of a training on a thread, at most one at a time.
+class BackgroundWriter:
+    """Copies tensors at once and writes them on a thread, one set at a time.
 
-    A context manager, which waits for the last one at its end. An error of the thread is raised
-    by the next call of `check`, `save`, `finish` or `end`.
+    A context manager, which waits for the last set at its end. An error of the thread is raised by
+    the next call of `copy` or `finish`, and at the end unless another error is more important.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._movers: dict[torch.device, _Mover] = {}
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for what is being written; its error yields to one in the block."""
+        if error is None:
+            self.finish()
+            return
+        self._join()
+        if self._error is not None:
+            _logger.warning(f"what was copied last could not be written: {self._error}")
+
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written, which `finish` raises."""
+        return self._error is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def copy(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return a copy of tensors as they are now; waits until the copy before is written.
+
+        Copies on a GPU leave a quarter of its memory free; others are on the host.
+
+        Args:
+            tensors: Names and tensors; one at a time is asked for, and may be made for it.
+        """
+        self.finish()
+        room: dict[torch.device, int] = {}
+        copies = {name: self._copied(tensor.detach(), room) for name, tensor in tensors}
+        for device in room:
+            if device not in self._movers:
+                self._movers[device] = _Mover(device)
+            # Of the training's own stream: what it does next, it does after the copies.
+            self._movers[device].follow()
+        return copies
+
+    def _copied(self, tensor: Tensor, room: dict[torch.device, int]) -> Tensor:
+        device = tensor.device
+        if tensor.is_cuda:
+            if device not in room:
+                free, total = torch.cuda.mem_get_info(device)
+                spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+                room[device] = free + spare - total // 4
+            room[device] -= tensor.nbytes
+            if room[device] < 0:
+                return tensor.cpu().contiguous()
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def start(self, copies: dict[str, Tensor], write: Callable[[dict[str, Tensor]], None]) -> None:
+        """Call `write` on a thread with copies on the host; those on a GPU are given up."""
+        # A daemon: a second Ctrl-C ends the program without waiting for a slow disk.
+        self._thread = threading.Thread(
+            target=self._work, args=(copies, write), daemon=True, name="writer"
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for what is being written; raise its error if it had one."""
+        self._join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _work(self, copies: dict[str, Tensor], write: Callable[[dict[str, Tensor]], None]) -> None:
+        try:
+            there: dict[str, Tensor] = {}
+            for name in list(copies):
+                one = copies.pop(name)
+                there[name] = self._movers[one.device].moved(one) if one.is_cuda else one
+            write(there)
+        except BaseException as error:
+            self._error = error
+
+
+class CheckpointWriter(BackgroundWriter):
+    """Writes the checkpoints of a training on a thread, at most one at a time.
 
     Args:
         checkpoints: Where they go; None on a process that saves nothing itself.
@@ -75,33 +173,10 @@ class CheckpointWriter:
     def __init__(
         self, checkpoints: Checkpoints | None, seconds: float = CHECKPOINT_SECONDS
     ) -> None:
+        super().__init__()
         self._checkpoints, self._seconds = checkpoints, seconds
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._taken_at = self._safe_at = time.monotonic()
-        self._given_up = threading.Event()
-        self._bytes_on: dict[torch.device, int] = {}
-        self._movers: dict[torch.device, Mover] = {}
+        self._taken_at = time.monotonic()
         self._writing = 0.0  # seconds that the last write took
-
-    def __enter__(self) -> "CheckpointWriter":
-        """Begin to count the time that a kill would cost."""
-        self._taken_at = self._safe_at = time.monotonic()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Wait for the checkpoint that is being written; its error yields to one in the block."""
-        if error is None:
-            self.finish()
-            return
-        self._join()
-        if self._error is not None:
-            _logger.warning(f"the last checkpoint could not be written: {self._error}")
 
     def due(self, longest: float = 0.0) -> bool:
         """Return whether a checkpoint should be saved now.
@@ -115,116 +190,31 @@ class CheckpointWriter:
         wait = max(self._seconds - spare, self._seconds / 2)
         return self._seconds == 0 or time.monotonic() - self._taken_at >= wait
 
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def failed(self) -> bool:
-        """Whether a checkpoint could not be written, which `check` raises."""
-        return self._error is not None
-
-    def check(self) -> None:
-        """Raise the error of the thread, if it had one."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
     def copy(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a copy of tensors as they are now; waits for the checkpoint before.
-
-        Copies on a GPU leave a quarter of its memory free; others are on the host.
-
-        Args:
-            tensors: Names and tensors; one at a time is asked for, and may be made for it.
-        """
-        self.finish()
+        """Return a copy of tensors as they are now, none on a process that saves nothing."""
         self._taken_at = time.monotonic()
-        before, self._bytes_on = self._bytes_on, {}  # torch keeps the memory of the last copies
-        room: dict[torch.device, int] = {}
-
-        def copied(tensor: Tensor) -> Tensor:
-            device = tensor.device
-            if tensor.is_cuda and device not in room:
-                free, total = torch.cuda.mem_get_info(device)
-                room[device] = before.get(device, 0) + free - total // 4
-                self._bytes_on[device] = 0
-            if tensor.is_cuda and self._bytes_on[device] + tensor.nbytes <= room[device]:
-                self._bytes_on[device] += tensor.nbytes
-            elif device.type != "cpu":
-                return tensor.cpu().contiguous()
-            return tensor.clone(memory_format=torch.contiguous_format)
-
-        copies: dict[str, Tensor] = {}
-        for name, tensor in tensors:
-            if self._checkpoints is not None:
-                copies[name] = copied(tensor.detach())
-        for device in self._bytes_on:
-            if device not in self._movers:
-                self._movers[device] = Mover(device)
-            # Of the training's own stream: what it does next, it does after the copies.
-            self._movers[device].follow()
-        return copies
+        if self._checkpoints is None:
+            for _ in tensors:  # all processes go through them
+                pass
+            return {}
+        return super().copy(tensors)
 
     def save(self, step: int, copies: dict[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a checkpoint on a thread.
 
         Args:
             step: After which the copy was made.
-            copies: What `copy` returned last; those on a GPU are given up one by one.
+            copies: What `copy` returned last.
             about: What is saved with it.
         """
         self.finish()
-        # A daemon: a second Ctrl-C ends the program without waiting for a slow disk.
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(step, copies, dict(about), self._taken_at),
-            daemon=True,
-            name="checkpoint",
-        )
-        self._thread.start()
+        checkpoints, kept = self._checkpoints, dict(about)
+        assert checkpoints is not None, "there is something to save"
 
-    def finish(self) -> None:
-        """Wait for the checkpoint that is being written; raise its error if it had one."""
-        self._join()
-        self.check()
+        def write(tensors: dict[str, Tensor]) -> None:
+            start = time.monotonic()
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            checkpoints.save(step, arrays, kept)
+            self._writing = time.monotonic() - start
 
-    def end(self) -> None:
-        """Give up the checkpoint that is being written, of a training that has ended.
-
-        If a kill would cost too much before it is known that the training has ended, wait for it.
-        """
-        if time.monotonic() - self._safe_at <= self._seconds:
-            self._given_up.set()
-        self.finish()
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _write(
-        self, step: int, copies: dict[str, Tensor], about: dict[str, Any], taken_at: float
-    ) -> None:
-        start = time.monotonic()
-
-        def wanted() -> bool:
-            return not self._given_up.is_set()
-
-        assert self._checkpoints is not None, "there is something to save"
-        try:
-            arrays: dict[str, Any] = {}
-            for name in list(copies):
-                tensor = copies.pop(name)
-                if not wanted():
-                    raise GivenUpError
-                moved = self._movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
-                arrays[name] = moved.numpy()
-            self._checkpoints.save(step, arrays, about, wanted=wanted)
-            self._safe_at = taken_at
-        except GivenUpError:
-            return
-        except BaseException as error:
-            self._error = error
-        self._writing = time.monotonic() - start
+        self.start(copies, write)

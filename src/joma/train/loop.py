@@ -248,7 +248,7 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
             )
             chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
             if failed:
-                processes.first(writer.check)
+                processes.first(writer.finish)
             ended = trained.step == steps or trained.stop_reason is not None
             save = training.keep_last if ended else due
             if save:
@@ -268,7 +268,7 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
                 raise _StoppedError
             if training.keep_last and start.new and steps == 0:
                 _save(training, writer)
-        processes.first(writer.finish if training.keep_last else writer.end)
+        processes.first(writer.finish)
     return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 

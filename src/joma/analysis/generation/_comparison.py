@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from joma.analysis.generation._budgets import FULL, NamedCache
-from joma.analysis.generation._reader import Reader, reading_with
+from joma.analysis.generation._caches import FULL, NamedCache
+from joma.analysis.generation._decoding import reading_with
 from joma.common.progress import Progress, no_progress
 
-TIMED = 24
+_TIMED = 24
 """Tokens of the continuation that each further round of timing reads."""
-
-_FEWEST_FOR_ERROR = 32
-"""With fewer values, neighbours that depend on each other make the error far too small."""
 
 _UNTIMED = 2
 """First tokens after a prompt, in which memory is allocated."""
 
+_FEWEST_FOR_ERROR = 32
+"""With fewer values, neighbours that depend on each other make the error far too small."""
+
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _CacheReading:
     """What one cache made of some tokens, read one by one.
 
     Attributes:
@@ -69,11 +69,9 @@ class Comparison:
     stop: Collection[int] = ()
     chunk: int | None = None
     rounds: int = 5
-    reply: list[int] = field(default_factory=list)
-    _text: dict[NamedCache, _Read] = field(default_factory=dict)
-    _reply: dict[NamedCache, _Read] = field(default_factory=dict)
-    _rounds: list[dict[NamedCache, float]] = field(default_factory=list)
-    _seconds: dict[NamedCache, list[NDArray[np.float64]]] = field(default_factory=dict)
+    _text: dict[NamedCache, _CacheReading] = field(default_factory=dict)
+    _reply: dict[NamedCache, _CacheReading] = field(default_factory=dict)
+    _times: list[dict[NamedCache, NDArray[np.float64]]] = field(default_factory=list)
 
     def run(self, progress: Progress = no_progress) -> None:
         """Measure; what is measured when it is interrupted is in `rows`.
@@ -87,34 +85,46 @@ class Comparison:
         for number, cache in enumerate(sides if self.scored else ()):
             progress(f"{cache.name} on the prompt", number, total)
             self._text[cache] = self._read(cache, self.prompt[:start], self.prompt[start:])
+        reply: list[int] | None = None
         for number, cache in enumerate(sides, len(sides)):
             progress(f"{cache.name} on the continuation", number, total)
-            known = None if cache is FULL else self.reply
-            self._reply[cache] = found = self._read(cache, self.prompt, known)
-            if cache is FULL:
-                self.reply = found.first.tolist()
-        if self.rounds and len(self.reply) > TIMED // 2:
-            self._note_round({cache: self._reply[cache].seconds for cache in sides})
-            for number in range(1, self.rounds):
-                times: dict[NamedCache, NDArray[np.float64]] = {}
-                turns = sides if number % 2 else sides[::-1]  # a slow drift cancels
-                for turn, cache in enumerate(turns, (number + 1) * len(sides)):
-                    progress(f"{cache.name}, time", turn, total)
-                    times[cache] = self._read(cache, self.prompt, self.reply[:TIMED]).seconds
-                self._note_round(times)
+            self._reply[cache] = self._read(cache, self.prompt, reply)
+            reply = self._reply[FULL].first.tolist()
+        assert reply is not None
+        for number in range(self.rounds if len(reply) > _TIMED // 2 else 0):
+            seconds = {cache: self._reply[cache].seconds for cache in sides} if not number else {}
+            turns = sides if number % 2 else sides[::-1]  # a slow drift cancels
+            for turn, cache in enumerate(turns if number else (), (number + 1) * len(sides)):
+                progress(f"{cache.name}, time", turn, total)
+                seconds[cache] = self._read(cache, self.prompt, reply[:_TIMED]).seconds
+            self._times.append({cache: it[_UNTIMED:_TIMED] for cache, it in seconds.items()})
         progress("", total, total)
-
-    def _note_round(self, times: dict[NamedCache, NDArray[np.float64]]) -> None:
-        short = {cache: it[_UNTIMED:TIMED] for cache, it in times.items()}
-        self._rounds.append({cache: float(np.median(it)) for cache, it in short.items()})
-        for cache, it in short.items():
-            self._seconds.setdefault(cache, []).append(it)
 
     def _read(
         self, cache: NamedCache, prompt: Sequence[int], tokens: Sequence[int] | None
-    ) -> _Read:
+    ) -> _CacheReading:
+        """Read a prompt, then tokens one by one; where none are given, the most likely ones."""
+        nll: list[float] = []
+        first: list[int] = []
+        seconds: list[float] = []
         with reading_with(self.model, cache.policy, self.chunk) as reader:
-            return _read_one_by_one(reader, prompt, tokens, self.new, self.stop)
+            logits = reader.read(prompt)
+            for place in range(self.new if tokens is None else len(tokens)):
+                likely = int(logits.argmax())
+                if tokens is None and likely in self.stop:
+                    break
+                token = likely if tokens is None else tokens[place]
+                nll.append(float(logits.logsumexp(-1) - logits[token]))
+                first.append(likely)
+                logits = reader.read([token])
+                seconds.append(reader.seconds)
+            return _CacheReading(
+                np.array(nll, dtype=np.float64),
+                np.array(first, dtype=np.int64),
+                np.array(seconds, dtype=np.float64),
+                reader.nbytes,
+                len(prompt) + len(nll),
+            )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what was measured so far, one row for each cache, the full one first.
@@ -139,59 +149,26 @@ class Comparison:
             row |= _quality(name, found.get(cache), found.get(FULL))
         agreement = np.empty(0)
         if cache in self._reply:
-            agreement = (self._reply[cache].first == np.array(self.reply)).astype(float)
+            agreement = (self._reply[cache].first == self._reply[FULL].first).astype(float)
         row["agreement"] = float(agreement.mean()) if agreement.size else math.nan
         row["agreement_error"] = block_error(agreement)
-        times = self._seconds.get(cache, [])
+        times = [it[cache] for it in self._times]
         row["timed"] = sum(it.size for it in times)
         row["ms"] = 1000 * float(np.median(np.concatenate(times))) if times else math.nan
-        ratios = [it[FULL] / it[cache] for it in self._rounds]
+        ratios = [float(np.median(it[FULL]) / np.median(it[cache])) for it in self._times]
         row["speed"], row["speed_low"], row["speed_high"] = speed_interval(ratios)
         return row
 
 
-def _read_one_by_one(
-    reader: Reader,
-    prompt: Sequence[int],
-    tokens: Sequence[int] | None,
-    new: int,
-    stop: Collection[int],
-) -> _Read:
-    """Read a prompt, then tokens one by one; where none are given, the most likely ones."""
-    logits = reader.read(prompt)
-    nll: list[float] = []
-    first: list[int] = []
-    seconds: list[float] = []
-    for place in range(new if tokens is None else len(tokens)):
-        likely = int(logits.argmax())
-        if tokens is None and likely in stop:
-            break
-        token = likely if tokens is None else tokens[place]
-        nll.append(float(logits.logsumexp(-1) - logits[token]))
-        first.append(likely)
-        logits = reader.read([token])
-        seconds.append(reader.seconds)
-    return _Read(
-        np.array(nll, dtype=np.float64),
-        np.array(first, dtype=np.int64),
-        np.array(seconds, dtype=np.float64),
-        reader.nbytes,
-        len(prompt) + len(nll),
-    )
-
-
-def _quality(name: str, own: _Read | None, full: _Read | None) -> dict[str, Any]:
-    if own is None or full is None or not own.nll.size:
-        columns = {"tokens": 0, "nll": math.nan, "cost": math.nan, "error": math.nan}
-    else:
-        more = own.nll - full.nll
-        columns = {
-            "tokens": int(more.size),
-            "nll": float(own.nll.mean()),
-            "cost": float(more.mean()),
-            "error": block_error(more),
-        }
-    return {f"{name}_{key}": value for key, value in columns.items()}
+def _quality(name: str, own: _CacheReading | None, full: _CacheReading | None) -> dict[str, Any]:
+    nll = np.empty(0) if own is None else own.nll
+    more = np.empty(0) if own is None or full is None else own.nll - full.nll
+    return {
+        f"{name}_tokens": int(more.size),
+        f"{name}_nll": float(nll.mean()) if more.size else math.nan,
+        f"{name}_cost": float(more.mean()) if more.size else math.nan,
+        f"{name}_error": block_error(more),
+    }
 
 
 def block_error(values: NDArray[np.float64]) -> float:

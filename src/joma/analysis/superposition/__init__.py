@@ -10,11 +10,13 @@ controls that go through the same steps: contexts shuffled among nodes, and an u
 - `tables` makes columns of both, for a run folder.
 - `SearchSettings` says how contexts are taken and grouped, `check` whether a model and a text can
   be searched, and `estimate` what that takes.
-- `spread` chooses windows evenly over a text.
+- `best_pairs` and `unrelated_groups` group contexts by their similarities, `dealt` is the control
+  that deals contexts out at random, and `spread` chooses windows evenly over a text.
 """
 
+from joma.analysis.superposition._contexts import LayerContexts, SearchSettings, dealt, spread
 from joma.analysis.superposition._examples import Context, FoundNode, Group, examples, tables
-from joma.analysis.superposition._observe import spread
+from joma.analysis.superposition._groups import GroupPairs, best_pairs, unrelated_groups
 from joma.analysis.superposition._search import (
     LayerScores,
     SearchResult,
@@ -23,20 +25,24 @@ from joma.analysis.superposition._search import (
     quantile,
     search,
 )
-from joma.analysis.superposition._settings import SearchSettings
 
 __all__ = [
     "Context",
     "FoundNode",
     "Group",
+    "GroupPairs",
+    "LayerContexts",
     "LayerScores",
     "SearchResult",
     "SearchSettings",
+    "best_pairs",
     "check",
+    "dealt",
     "estimate",
     "examples",
     "quantile",
     "search",
     "spread",
     "tables",
+    "unrelated_groups",
 ]

@@ -1,25 +1,22 @@
 """The best nodes of a search with their contexts as text, and all of a search as tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma.analysis.superposition._clusters import best_pairs, unrelated
-from joma.analysis.superposition._content import counted, rarity
-from joma.analysis.superposition._search import LayerScores, SearchResult, quantile, shares_at_least
-from joma.analysis.superposition._shuffle import dealt_to
+from joma.analysis.superposition._contexts import counted, dealt_to, rarity
+from joma.analysis.superposition._groups import best_pairs, unrelated_groups
+from joma.analysis.superposition._search import SearchResult, quantile, shares_at_least
 from joma.models import Loaded, Tokenizer
 
-SHOWN = 32
+_SHOWN = 32
 """Tokens of a context that are shown, up to the query."""
-
-WORDS = 6
 _AFTER = 4
-_HALF = 0.5
+_WORDS = 6
 _MOST_BOLD = 5
 _DRAWS = 199
 _CANDIDATES = 4
@@ -102,57 +99,48 @@ class FoundNode:
 def examples(
     search: SearchResult, loaded: Loaded, windows: Tensor, count: int, *, seed: int = 0
 ) -> list[FoundNode]:
-    """The best nodes of a search with their contexts.
+    """Return the best nodes of a search with their contexts.
 
     They come in the order of `SearchResult.ranked`, but those that the text alone would make (see
     `FoundNode.p_own`) after the others; so a few more are examined than returned.
 
     Args:
-        search: what was found.
-        loaded: the model, for its tokenizer.
-        windows: the windows that were searched.
-        count: how many nodes.
-        seed: decides the random contexts of `FoundNode.p_own`.
+        search: What was found.
+        loaded: The model, for its tokenizer.
+        windows: The windows that were searched.
+        count: How many nodes.
+        seed: Decides the random contexts of `FoundNode.p_own`.
     """
-    rare = rarity(windows, int(windows.max()) + 1)
-    found = [
-        _found(search, search.layers[which], row, windows, rare, loaded.tokenizer, seed)
-        for which, row in search.ranked()[: _CANDIDATES * count]
-    ]
+    ranked = search.ranked()[: _CANDIDATES * count]
+    found = [_found(search, which, row, windows, loaded.tokenizer, seed) for which, row in ranked]
     found.sort(key=lambda node: node.p_own > _TEXT_ALONE)
     return found[:count]
 
 
 def _found(
     search: SearchResult,
-    layer: LayerScores,
+    which: int,
     row: int,
     windows: Tensor,
-    rare: Tensor,
     tokenizer: Tokenizer | None,
     seed: int,
 ) -> FoundNode:
+    layer = search.layers[which]
     observed, pairs = layer.observed, layer.pairs
-    contexts = layer.units[observed.index[row]]
+    contexts, values = layer.units[observed.index[row]], observed.values[row]
     least, balance = search.settings.least, search.settings.balance
-    groups = unrelated(
-        contexts @ contexts.mT,
-        observed.values[row],
-        pairs.groups[row],
-        least=least,
-        balance=balance,
-        above=max(quantile(layer.shuffled), quantile(layer.untrained)),
-    )
+    above = max(quantile(layer.shuffled), quantile(layer.untrained))
+    similarity = contexts @ contexts.mT
+    groups = unrelated_groups(similarity, values, pairs.groups[row], least, balance, above)
     generator = torch.Generator().manual_seed(seed)
     others = layer.units[dealt_to(observed, windows, row, _DRAWS, generator)]
-    strength = observed.values[row].expand(_DRAWS, -1)
-    own = best_pairs(others @ others.mT, strength, least, balance).score
-    score = layer.score[row : row + 1]
+    own = best_pairs(others @ others.mT, values.expand(_DRAWS, -1), least, balance).score
+    score = pairs.score[row : row + 1]
     p_shuffled, p_untrained, p_own = (
         float(shares_at_least(control, score)) for control in (layer.shuffled, layer.untrained, own)
     )
     return FoundNode(
-        layer=layer.layer,
+        layer=observed.layer,
         node=int(observed.nodes[row]),
         score=float(score),
         inside=float(pairs.inside[row]),
@@ -160,22 +148,19 @@ def _found(
         p_shuffled=p_shuffled,
         p_untrained=p_untrained,
         p_own=p_own,
-        groups=tuple(
-            _group(search, layer, row, group, windows, rare, tokenizer) for group in groups
-        ),
+        groups=tuple(_group(search, which, row, group, windows, tokenizer) for group in groups),
     )
 
 
 def _group(
     search: SearchResult,
-    layer: LayerScores,
+    which: int,
     row: int,
     group: Tensor,
     windows: Tensor,
-    rare: Tensor,
     tokenizer: Tokenizer | None,
 ) -> Group:
-    observed = layer.observed
+    observed, rare = search.layers[which].observed, rarity(windows, int(windows.max()) + 1)
     weights: Counter[int] = Counter()
     heard_in: Counter[int] = Counter()
     shown = []
@@ -193,9 +178,9 @@ def _group(
         heard_in.update(token for token, weight in own.items() if weight > 1 / len(tokens))
         activation = float(observed.values[row, place])
         shown.append(_context(activation, window, position, tokens.tolist(), attention, tokenizer))
-    common = [token for token, _ in weights.most_common() if heard_in[token] > 1]
-    words = dict.fromkeys(piece.strip() for piece in _alone(tokenizer, common[: 2 * WORDS]))
-    return Group(tuple(word for word in words if word)[:WORDS], tuple(shown))
+    common = [token for token, _ in weights.most_common() if heard_in[token] > 1][: 2 * _WORDS]
+    decoded = [str(it) if tokenizer is None else tokenizer.decode([it]).strip() for it in common]
+    return Group(tuple(filter(None, dict.fromkeys(decoded)))[:_WORDS], tuple(shown))
 
 
 def _context(
@@ -206,26 +191,26 @@ def _context(
     attention: Tensor,
     tokenizer: Tokenizer | None,
 ) -> Context:
-    """Shows what stands before the query, and a little after where that is attended to."""
+    """Return what stands before the query, and a little after where that is attended to."""
     after = _AFTER if bool(attention[position + 1 :].any()) else 0
-    start = max(0, position + 1 - SHOWN)
+    start = max(0, position + 1 - _SHOWN)
     stop = min(len(tokens), position + 1 + after)
     order = attention.argsort(descending=True, stable=True)
-    enough = int((attention[order].cumsum(0) < _HALF).sum()) + 1
+    enough = int((attention[order].cumsum(0) < 0.5).sum()) + 1
     bold = set(order[: min(enough, _MOST_BOLD)].tolist())
     return Context(
         activation=activation,
         window=window,
         position=position,
-        pieces=tuple(pieces(tokenizer, tokens[:stop])[start:]),
+        pieces=tuple(_pieces(tokenizer, tokens[:stop])[start:]),
         attention=tuple(attention[start:stop].tolist()),
         attended=tuple(place in bold for place in range(start, stop)),
         query=position - start,
     )
 
 
-def pieces(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
-    """The text of every token as it stands in the text; numbers where there is no tokenizer.
+def _pieces(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
+    """Return the text of every token as it stands in the text; numbers without a tokenizer.
 
     A token alone may be decoded without the space before it, so it is what the text grows by.
     """
@@ -240,78 +225,62 @@ def pieces(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
     return found
 
 
-def _alone(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
-    if tokenizer is None:
-        return [str(token) for token in tokens]
-    return [tokenizer.decode([token]) for token in tokens]
-
-
 def tables(search: SearchResult, found: Sequence[FoundNode]) -> dict[str, Columns]:
-    """Tables by name; one may be empty.
+    """Return tables by name; one may be empty.
 
     `nodes` has every node with its score, `controls` every score of the controls, `layers` a line
     for each layer, and `contexts` those of the nodes found.
     """
-    return {
-        "nodes": _nodes(search),
-        "controls": _controls(search),
-        "layers": _columns(search.table()),
-        "contexts": _columns(_contexts(found)),
-    }
-
-
-def _nodes(search: SearchResult) -> Columns:
-    columns: Columns = {}
+    nodes: Columns = {}
+    controls: Columns = {"layer": [], "control": [], "score": []}
     for layer in search.layers:
+        observed, pairs = layer.observed, layer.pairs
         of_layer = {
-            "layer": torch.full_like(layer.observed.nodes, layer.layer),
-            "node": layer.observed.nodes,
-            "score": layer.score,
-            "inside": layer.pairs.inside,
-            "across": layer.pairs.across,
-            "p_shuffled": shares_at_least(layer.shuffled, layer.score),
-            "p_untrained": shares_at_least(layer.untrained, layer.score),
+            "layer": torch.full_like(observed.nodes, observed.layer),
+            "node": observed.nodes,
+            "score": pairs.score,
+            "inside": pairs.inside,
+            "across": pairs.across,
+            "p_shuffled": shares_at_least(layer.shuffled, pairs.score),
+            "p_untrained": shares_at_least(layer.untrained, pairs.score),
             "above_shuffled": layer.above_shuffled,
             "above_untrained": layer.above_untrained,
         }
         for name, values in of_layer.items():
-            columns.setdefault(name, []).extend(values.tolist())
-    return columns
-
-
-def _controls(search: SearchResult) -> Columns:
-    columns: Columns = {"layer": [], "control": [], "score": []}
-    for layer in search.layers:
+            nodes.setdefault(name, []).extend(values.tolist())
         for name in ("shuffled", "untrained", "untrained_shuffled"):
             scores = getattr(layer, name).tolist()
-            columns["layer"] += [layer.layer] * len(scores)
-            columns["control"] += [name.replace("_", " ")] * len(scores)
-            columns["score"] += scores
-    return columns
-
-
-def _contexts(found: Sequence[FoundNode]) -> list[dict[str, Any]]:
-    return [
-        {
-            "layer": node.layer,
-            "node": node.node,
-            "group": chr(ord("A") + number),
-            "activation": context.activation,
-            "window": context.window,
-            "position": context.position,
-            "text": "".join(context.pieces[: context.query + 1]),
-            "query": context.pieces[context.query],
-            "attended": " ".join(
-                piece.strip()
-                for piece, attended in zip(context.pieces, context.attended, strict=True)
-                if attended
-            ),
-        }
+            controls["layer"] += [observed.layer] * len(scores)
+            controls["control"] += [name.replace("_", " ")] * len(scores)
+            controls["score"] += scores
+    contexts = [
+        _described(node, chr(ord("A") + number), context)
         for node in found
         for number, group in enumerate(node.groups)
         for context in group.contexts
     ]
+    return {
+        "nodes": nodes,
+        "controls": controls,
+        "layers": _columns(search.table()),
+        "contexts": _columns(contexts),
+    }
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> Columns:
+def _described(node: FoundNode, group: str, context: Context) -> dict[str, Any]:
+    pairs = zip(context.pieces, context.attended, strict=True)
+    return {
+        "layer": node.layer,
+        "node": node.node,
+        "group": group,
+        "activation": context.activation,
+        "window": context.window,
+        "position": context.position,
+        "text": "".join(context.pieces[: context.query + 1]),
+        "query": context.pieces[context.query],
+        "attended": " ".join(piece.strip() for piece, attended in pairs if attended),
+    }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.analysis.superposition._clusters import Pairs, best_pairs
-from joma.analysis.superposition._content import describe, token_vectors
-from joma.analysis.superposition._observe import Observed, batches, observe
-from joma.analysis.superposition._settings import SearchSettings
-from joma.analysis.superposition._shuffle import dealt
+from joma.analysis.superposition._contexts import (
+    LayerContexts,
+    SearchSettings,
+    batches,
+    dealt,
+    describe,
+    observe,
+    token_vectors,
+)
+from joma.analysis.superposition._groups import GroupPairs, best_pairs
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Loaded, number_of_layers, untrained
@@ -25,20 +30,13 @@ CHANCE = 0.01
 So by chance no more than this share of the nodes is, however few scores the control has; and with
 fewer than 99 of them, none.
 """
-
-FEWEST = 100
+_FEWEST = 100
 """Nodes of a layer from which on some can be above an untrained model's."""
-
-_TIMES_CHANCE = 2.0
-_ERRORS = 3.0
-
-_MODELS = 2
+_TIMES_CHANCE, _ERRORS = 2.0, 3.0
 _READINGS = 4
 """Passes over the text: two by the model and two by an untrained one."""
-
 _TOTAL_SHARE = 1.6
 """Time of a search over that of its passes over the text, as measured on a CPU."""
-
 _BASE_BYTES = 5e8
 """Memory of Python, torch and one batch."""
 
@@ -48,40 +46,30 @@ class LayerScores:
     """The scores of a layer's nodes, and of its controls.
 
     Attributes:
-        observed: the nodes and their contexts.
-        units: what each context attends to, (U, r).
-        pairs: the best two groups of each node, with the scores.
-        shuffled: scores with the contexts dealt out at random, (M,).
-        untrained: scores of the same nodes of an untrained model, (N′,).
-        untrained_shuffled: those with its contexts dealt out at random, (M′,).
+        observed: The nodes and their contexts.
+        units: What each context attends to, (U, r).
+        pairs: The best two groups of each node, with the scores.
+        shuffled: Scores with the contexts dealt out at random, (M,).
+        untrained: Scores of the same nodes of an untrained model, (N′,).
+        untrained_shuffled: Those with its contexts dealt out at random, (M′,).
     """
 
-    observed: Observed
+    observed: LayerContexts
     units: Tensor
-    pairs: Pairs
+    pairs: GroupPairs
     shuffled: Tensor
     untrained: Tensor
     untrained_shuffled: Tensor
 
     @property
-    def layer(self) -> int:
-        """Which layer."""
-        return self.observed.layer
-
-    @property
-    def score(self) -> Tensor:
-        """Of each node, (N,)."""
-        return self.pairs.score
-
-    @property
     def above_shuffled(self) -> Tensor:
         """Which nodes score above 99% of shuffled contexts, (N,)."""
-        return shares_at_least(self.shuffled, self.score) <= CHANCE
+        return shares_at_least(self.shuffled, self.pairs.score) <= CHANCE
 
     @property
     def above_untrained(self) -> Tensor:
         """Which nodes score above 99% of the untrained model's, (N,)."""
-        return shares_at_least(self.untrained, self.score) <= CHANCE
+        return shares_at_least(self.untrained, self.pairs.score) <= CHANCE
 
     @property
     def untrained_above(self) -> Tensor:
@@ -94,8 +82,8 @@ class SearchResult:
     """What was found in a model.
 
     Attributes:
-        layers: the scores of each.
-        settings: how it was searched.
+        layers: The scores of each.
+        settings: How it was searched.
     """
 
     layers: tuple[LayerScores, ...]
@@ -104,22 +92,22 @@ class SearchResult:
     @property
     def nodes(self) -> int:
         """How many nodes have a score."""
-        return sum(len(layer.score) for layer in self.layers)
+        return sum(len(layer.pairs.score) for layer in self.layers)
 
     @property
     def share_above_shuffled(self) -> float:
         """Share of nodes above 99% of the shuffled contexts of their layer."""
-        return _share([layer.above_shuffled for layer in self.layers])
+        return _share(*(layer.above_shuffled for layer in self.layers))
 
     @property
     def share_above_untrained(self) -> float:
         """Share of nodes above 99% of the untrained model's in their layer."""
-        return _share([layer.above_untrained for layer in self.layers])
+        return _share(*(layer.above_untrained for layer in self.layers))
 
     @property
     def untrained_share(self) -> float:
         """Share of the untrained model's nodes above 99% of its own shuffled contexts."""
-        return _share([layer.untrained_above for layer in self.layers])
+        return _share(*(layer.untrained_above for layer in self.layers))
 
     @property
     def beats_shuffled(self) -> bool:
@@ -162,49 +150,44 @@ class SearchResult:
         return share >= _TIMES_CHANCE * CHANCE and share > CHANCE + _ERRORS * error
 
     def scores(self) -> dict[str, list[float]]:
-        """All scores of all layers, of the "model" and of its controls."""
+        """Return all scores of all layers, of the "model" and of its controls."""
         return {
-            "model": [score for layer in self.layers for score in layer.score.tolist()],
+            "model": [score for layer in self.layers for score in layer.pairs.score.tolist()],
             "shuffled": [score for layer in self.layers for score in layer.shuffled.tolist()],
             "untrained": [score for layer in self.layers for score in layer.untrained.tolist()],
         }
 
     def ranked(self) -> list[tuple[int, int]]:
-        """All nodes that have two groups, best first: which of `layers`, and which row of it.
+        """Return all nodes that have two groups: which of `layers`, and which row of it.
 
-        Those above both controls come first.
+        Those above both controls come first, then the best.
         """
-        rows = [
-            (bool(both), float(score), which, row)
-            for which, layer in enumerate(self.layers)
-            for row, (score, both) in enumerate(
-                zip(
-                    layer.score.tolist(),
-                    (layer.above_shuffled & layer.above_untrained).tolist(),
-                    strict=True,
-                )
-            )
-            if score > 0
-        ]
-        rows.sort(key=lambda row: (not row[0], -row[1], row[2], row[3]))
-        return [(which, row) for _, _, which, row in rows]
+        rows = []
+        for which, layer in enumerate(self.layers):
+            below = ~(layer.above_shuffled & layer.above_untrained)
+            scores = layer.pairs.score.tolist()
+            for row, (score, last) in enumerate(zip(scores, below.tolist(), strict=True)):
+                if score > 0:
+                    rows.append((last, -score, which, row))
+        return [(which, row) for *_, which, row in sorted(rows)]
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each layer."""
+        """Return a row for each layer."""
         return [
             {
-                "layer": layer.layer,
-                "nodes": len(layer.score),
-                "median": _median(layer.score),
-                "99%": quantile(layer.score),
+                "layer": layer.observed.layer,
+                "nodes": len(layer.pairs.score),
+                "median": float(layer.pairs.score.double().median()) if len(layer.pairs.score)
+                else math.nan,
+                "99%": quantile(layer.pairs.score),
                 "shuffled 99%": quantile(layer.shuffled),
                 "untrained 99%": quantile(layer.untrained),
-                "above shuffled": _share([layer.above_shuffled]),
-                "above untrained": _share([layer.above_untrained]),
-                "untrained above its shuffled": _share([layer.untrained_above]),
+                "above shuffled": _share(layer.above_shuffled),
+                "above untrained": _share(layer.above_untrained),
+                "untrained above its shuffled": _share(layer.untrained_above),
             }
             for layer in self.layers
-        ]
+        ]  # fmt: skip
 
 
 def search(
@@ -217,7 +200,7 @@ def search(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> SearchResult:
-    """Scores how unrelated the contexts are that each MLP node answers to, with two controls.
+    """Score how unrelated the contexts are that each MLP node answers to, with two controls.
 
     The controls go through the same steps. Shuffled: the contexts of a layer's nodes are dealt out
     among them at random, each for one of the same query token, so that the text and what is
@@ -225,25 +208,26 @@ def search(
     same configuration with fresh weights reads the same text.
 
     Args:
-        loaded: the model, with its map.
+        loaded: The model, with its map.
         windows: (W, T), tokens; at least as many windows as contexts.
-        layers: which; all where None.
-        nodes: how many nodes of each layer, drawn at random; all where None.
-        settings: how contexts are taken and grouped.
-        seed: decides the nodes, the shuffles and the untrained weights.
-        progress: called with what is being done and how far it is.
+        layers: Layer indices; all where None.
+        nodes: How many nodes of each layer, drawn at random; all where None.
+        settings: How contexts are taken and grouped.
+        seed: Decides the nodes, the shuffles and the untrained weights.
+        progress: Called with what is being done and how far it is.
     """
     settings = settings or SearchSettings()
     layers = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     vectors = token_vectors(loaded, windows)
 
-    def seen(model: Loaded, before: str) -> list[Observed]:
+    def observed(model: Loaded, before: str) -> list[LayerContexts]:
         def tell(what: str, done: int, total: int) -> None:
             progress(f"{before}{what}", done, total)
 
         return observe(model, windows, layers, nodes, settings, seed, tell)
 
-    trained, control = seen(loaded, ""), seen(untrained(loaded, seed), "untrained model, ")
+    trained = observed(loaded, "")
+    control = observed(untrained(loaded, seed), "untrained model, ")
     found = []
     for number, (own, other) in enumerate(zip(trained, control, strict=True)):
         units, pairs, shuffled = _scores(own, windows, vectors, settings, seed)
@@ -256,28 +240,28 @@ def search(
 
 
 def quantile(scores: Tensor) -> float:
-    """The 99% quantile; NaN of nothing."""
+    """Return the 99% quantile; NaN of nothing."""
     return float(scores.double().quantile(1 - CHANCE)) if len(scores) else math.nan
 
 
 def shares_at_least(control: Tensor, scores: Tensor) -> Tensor:
-    """How often a control reaches each score, (N,), counting the score itself as once."""
+    """Return how often a control reaches each score, (N,), counting the score itself as once."""
     below = torch.searchsorted(control.sort().values, scores.contiguous())
     return (1 + len(control) - below).double() / (1 + len(control))
 
 
 def _scores(
-    observed: Observed, windows: Tensor, vectors: Tensor, settings: SearchSettings, seed: int
-) -> tuple[Tensor, Pairs, Tensor]:
-    """What contexts attend to, the nodes' best groups, and the scores of shuffled contexts."""
+    observed: LayerContexts, windows: Tensor, vectors: Tensor, settings: SearchSettings, seed: int
+) -> tuple[Tensor, GroupPairs, Tensor]:
+    """Return what contexts attend to, the nodes' best groups, and scores of shuffled contexts."""
     if len(observed.nodes) == 0:
         nothing = torch.zeros(0)
         groups = torch.zeros(0, 2, settings.contexts, dtype=torch.bool)
-        return torch.zeros(0, 1), Pairs(nothing, nothing, nothing, groups), nothing
+        return torch.zeros(0, 1), GroupPairs(nothing, nothing, nothing, groups), nothing
     units = describe(observed, windows, vectors, settings)
     generator = torch.Generator().manual_seed(1_000_003 * seed + observed.layer)
 
-    def pairs(index: Tensor) -> Pairs:
+    def pairs(index: Tensor) -> GroupPairs:
         contexts = units[index]
         return best_pairs(contexts @ contexts.mT, observed.values, settings.least, settings.balance)
 
@@ -285,13 +269,9 @@ def _scores(
     return units, pairs(observed.index), torch.cat(shuffled)
 
 
-def _share(parts: Sequence[Tensor]) -> float:
-    every = torch.cat(list(parts)) if parts else torch.zeros(0)
+def _share(*several: Tensor) -> float:
+    every = torch.cat([torch.zeros(0, dtype=torch.bool), *several])
     return float(every.double().mean()) if len(every) else math.nan
-
-
-def _median(scores: Tensor) -> float:
-    return float(scores.double().median()) if len(scores) else math.nan
 
 
 def check(
@@ -302,29 +282,25 @@ def check(
     nodes: int | None = None,
     settings: SearchSettings | None = None,
 ) -> list[int]:
-    """The layers to search, if this can be searched; arguments as of `search`."""
+    """Return the layers to search, if this can be searched; arguments as of `search`."""
     settings = settings or SearchSettings()
-    if windows.ndim != 2 or windows.is_floating_point():
-        raise JomaError(
-            f"windows must be whole numbers of shape (W, T), got {windows.dtype} of shape "
-            f"{tuple(windows.shape)}"
-        )
     count, length = windows.shape
     if count < settings.contexts:
         raise JomaError(
             f"windows must be at least {settings.contexts}, for a node's contexts are in different "
             f"ones, got {count} of {length} tokens; give more text or a smaller window"
         )
-    if length < settings.shortest:
-        raise JomaError(f"window must be at least {settings.shortest} tokens, got {length}")
+    shortest = max(settings.skip, settings.sink + 1) + 1  # a context, and something to attend to
+    if length < shortest:
+        raise JomaError(f"window must be at least {shortest} tokens, got {length}")
     if loaded.context is not None and length > loaded.context:
         raise JomaError(
             f"window must be at most {loaded.context} tokens, as many as {loaded.source} takes, "
             f"got {length}"
         )
-    if nodes is not None and nodes < FEWEST:
+    if nodes is not None and nodes < _FEWEST:
         raise JomaError(
-            f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
+            f"nodes must be at least {_FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
     names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
     there = number_of_layers(names, loaded.known_architecture)
@@ -332,8 +308,6 @@ def check(
     for layer in chosen:
         if not 0 <= layer < there:
             raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
-    if not chosen:
-        raise JomaError("layers must name at least one, got none")
     return chosen
 
 
@@ -343,11 +317,10 @@ def estimate(
     *,
     layers: Sequence[int] | None = None,
     nodes: int | None = None,
-    settings: SearchSettings | None = None,
 ) -> tuple[float, float]:
     """Return seconds and bytes that `search` will take; one batch is read for it, twice."""
-    settings = settings or SearchSettings()
-    chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
+    settings = SearchSettings()
+    chosen = check(loaded, windows, layers=layers, nodes=nodes)
     _, batch = next(batches(loaded, windows))
     start = 0.0
     for _ in range(2):  # the first time is none to measure
@@ -356,11 +329,9 @@ def estimate(
             run_on_tokens(loaded.model, batch)
         if batch.is_cuda:
             torch.cuda.synchronize(batch.device)
-    reading = (time.perf_counter() - start) * len(windows) / len(batch)
+    seconds = (time.perf_counter() - start) * len(windows) / len(batch)
     weights = sum(weight.numel() * weight.element_size() for weight in loaded.model.parameters())
     most = windows.numel() if nodes is None else nodes * settings.contexts
     rows = min(most, windows.numel()) * (windows.shape[1] + settings.directions) * 4
-    return (
-        reading * _READINGS * _TOTAL_SHARE,
-        _MODELS * (weights + len(chosen) * rows) + _BASE_BYTES,
-    )
+    memory = 2 * (weights + len(chosen) * rows) + _BASE_BYTES  # of the model and its control
+    return seconds * _READINGS * _TOTAL_SHARE, memory

@@ -1,13 +1,11 @@
 """GaLore on a small Llama: loss, memory and time next to full rank and LoRA, and why it works.
 
-Here live the setting (`setting`), the networks of each group (`groups`), the optimizers and LoRA
-that only this experiment needs (`residual`, `lora`), the model and its text (`networks`), what is
-measured of gradients and weights (`study`), the training (`training`), what the numbers say
-(`results`, `findings`) and the picture (`figure`).
+Here live the networks and their sizes (`setting`), the model, its text, the optimizer of each
+method and what is measured of gradients and weights (`training`), what the run folders hold
+(`results`), what that says (`findings`) and the picture (`figure`).
 """
 
-from joma.experiments._experiment import Experiment, Option, Scale
-from joma.experiments.fig6 import corpus_option
+from joma.experiments._experiment import Experiment, Option, Scale, corpus_option
 from joma.experiments.galore.setting import GROUPS
 
 EXPERIMENT = Experiment(
@@ -20,10 +18,10 @@ EXPERIMENT = Experiment(
     ),
     run="joma.experiments.galore.figure:reproduce",
     scales={
-        "tiny": Scale(seconds=20, device="2 CPU cores", memory="1 GB"),
+        "tiny": Scale(seconds=15, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
-        "medium": Scale(seconds=2400, device="one CPU core", memory="1 GB"),
-        "full": Scale(seconds=1900, device="one H200", memory="30 GB of GPU memory"),
+        "medium": Scale(seconds=1800, device="one CPU core, estimated", memory="1 GB"),
+        "full": Scale(seconds=5000, device="one H200, estimated", memory="10 GB of GPU memory"),
     },
     default_scale="small",
     options=(

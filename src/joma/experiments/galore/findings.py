@@ -8,14 +8,8 @@ from scipy import stats
 
 from joma.common.paired import Paired, paired
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments.galore.groups import neighbours
-from joma.experiments.galore.results import (
-    GaloreResults,
-    Variant,
-    theory_stable_rank,
-    variants,
-)
-from joma.experiments.galore.setting import CONTROLS, MANY, METHODS, READINGS, LearningRate, Method
+from joma.experiments.galore.results import GaloreResults, Variant, theory_stable_rank, variants
+from joma.experiments.galore.setting import METHODS, LearningRate
 
 PUBLISHED = {
     "60M": (34.88, 34.06),
@@ -53,26 +47,25 @@ def judge(results: GaloreResults, published_size: bool) -> Outcome:
     by more than 1%, and with one seed. Other scales are not comparable.
     """
     rows, paragraphs = _rows(results), _paragraphs(results)
-    needed = [one for one in ("tune", "seeds", "gaps") if one in results.missing]
     if not results.best or "full" not in results.methods or "galore" not in results.methods:
-        return Outcome(
-            Verdict.INCOMPLETE, "the learning rates are not tuned yet.", rows, paragraphs
-        )
-    full = results.losses("full")
-    lost = paired(results.losses("galore"), full)
-    level = float(np.nanmean(full))
+        finding = "the learning rates are not tuned yet."
+        return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
+    full, galore = results.losses("full"), results.losses("galore")
+    lost, level = paired(galore, full), float(np.nanmean(full))
     printed = published_losses().values()
+    tried = len(results.tried("full")) or len(results.size.rates["full"])
+    tuned = "at one learning rate" if tried == 1 else f"tuned over {tried} learning rates"
     finding = (
         f"GaLore at rank {results.size.rank} of {results.size.width} ends {lost} nats per byte "
-        f"from full rank {_tuning_of(results)} ({level:.4f}), {lost.mean / level:+.2%} of the "
-        f"loss; published {min(printed):+.1%} to {max(printed):+.1%}."
+        f"from full rank {tuned} ({level:.4f}), {lost.mean / level:+.2%} of the loss; published "
+        f"{min(printed):+.1%} to {max(printed):+.1%}."
     )
     if not published_size:
         return Outcome(Verdict.NOT_COMPARABLE, finding, rows, paragraphs)
-    if needed:
-        words = f"{finding} Networks of {', '.join(needed)} are missing."
-        return Outcome(Verdict.INCOMPLETE, words, rows, paragraphs)
-    by_gap = _by_gap(results)
+    if needed := [one for one in ("tune", "seeds", "gaps") if one in results.missing]:
+        finding += f" Networks of {', '.join(needed)} are missing."
+        return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
+    by_gap = paired(galore, results.losses("galore", gap=min(results.size.gaps)))
     finding += (
         f" With the default gap it ends {by_gap} from that with the shortest one. What is tested: "
         f"at most {MOST_LOST:.0%} and {MOST_BY_GAP:.1%} of the loss."
@@ -86,16 +79,6 @@ def judge(results: GaloreResults, published_size: bool) -> Outcome:
         return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
     agrees = all(one.mean <= limit for one, limit in limits)
     return Outcome(Verdict.of(agrees), finding, rows, paragraphs)
-
-
-def _tuning_of(results: GaloreResults) -> str:
-    tried = len(results.tried("full")) or len(results.size.rates["full"])
-    return "at one learning rate" if tried == 1 else f"tuned over {tried} learning rates"
-
-
-def _by_gap(results: GaloreResults) -> Paired:
-    shortest = min(results.size.gaps)
-    return paired(results.losses("galore"), results.losses("galore", gap=shortest))
 
 
 def _rows(results: GaloreResults) -> list[dict[str, Any]]:
@@ -121,11 +104,10 @@ def _rows(results: GaloreResults) -> list[dict[str, Any]]:
 
 
 def _paragraphs(results: GaloreResults) -> tuple[str, ...]:
-    found = [
+    return (
         *_tuned(results),
         *_against_svd(results),
-        *_apart(results),
-        *_others(results),
+        *_lora(results),
         *_moments(results),
         *_sweep(results, "ranks", "ranks"),
         *_sweep(results, "gaps", "gaps"),
@@ -133,10 +115,8 @@ def _paragraphs(results: GaloreResults) -> tuple[str, ...]:
         *_consecutive(results),
         *_weights(results),
         *_sweep(results, "warm-lora", "first steps in full rank before LoRA"),
-        *_recipe(results),
         *_by_chance(results),
-    ]
-    return tuple(found)
+    )
 
 
 def _tuned(results: GaloreResults) -> list[str]:
@@ -167,7 +147,7 @@ def _tuned(results: GaloreResults) -> list[str]:
 
 def _next_best(tried: dict[LearningRate, float], best: LearningRate) -> str:
     """Say by how much the neighbours of the best learning rate are worse."""
-    losses = [tried[one] for one in neighbours(best) if one in tried]
+    losses = [tried[one] for one in best.neighbours if one in tried]
     if not losses:
         return ""
     low, high = (end / tried[best] - 1 for end in (min(losses), max(losses)))
@@ -175,70 +155,47 @@ def _next_best(tried: dict[LearningRate, float], best: LearningRate) -> str:
 
 
 def _against_svd(results: GaloreResults) -> list[str]:
-    if "svd" not in results.methods:
-        return []
-    found = []
-    for rank in (results.size.rank, *results.size.svd_ranks):
-        svd = results.losses("svd", rank=rank)
-        difference = paired(results.losses("galore", rank=rank), svd)
+    """Compare with galore-torch's method, each at its own rate and both at GaLore's."""
+    galore, found = results.losses("galore"), []
+    for rates, changed in (
+        ("each at its own learning rate", {}),
+        ("both at GaLore's", {"rate": results.best.get("galore")}),
+    ):
+        svd = results.losses("svd", **changed)
+        difference = paired(galore, svd)
         if not difference.count:
             continue
         words = (
             f"Power iteration and staggered refreshes against galore-torch's method (SVD, all at "
-            f"once) at rank {rank}: {difference} nats per byte"
+            f"once), {rates}: {difference} nats per byte"
         )
-        if difference.count < 2:
-            found.append(f"{words}.")
-            continue
-        level = float(np.nanmean(svd))
-        clear = "more" if difference.is_clear else "not more"
-        share = difference.error / level
-        enough = "below" if share <= WANTED_ERROR else "above"
-        found.append(
-            f"{words}, {difference.mean / level:+.2%} of the loss, {clear} than two standard "
-            f"errors; the standard error is {share:.2%} of the loss, {enough} the "
-            f"{WANTED_ERROR:.1%} wanted."
-        )
+        if difference.count > 1:
+            level = float(np.nanmean(svd))
+            clear = "more" if difference.is_clear else "not more"
+            share = difference.error / level
+            enough = "below" if share <= WANTED_ERROR else "above"
+            words += (
+                f", {difference.mean / level:+.2%} of the loss, {clear} than two standard errors; "
+                f"the standard error is {share:.2%} of the loss, {enough} the {WANTED_ERROR:.1%} "
+                "wanted"
+            )
+        found.append(f"{words}.")
     return found
 
 
-def _apart(results: GaloreResults) -> list[str]:
-    """Say which of the changes to galore-torch's method its difference comes from."""
-    rate = results.best.get("galore")
-    svd = results.losses("svd", rate=rate)
-    tried = {
-        "power iteration, staggered": results.losses("galore"),
-        "power iteration, all at once": results.losses("power"),
-        "SVD, the new basis turned to the old": results.losses("svd", rate=rate, moments="align"),
-    }
-    found = {name: paired(one, svd) for name, one in tried.items()}
-    parts = [f"{name} {one}" for name, one in found.items() if one.count > 1]
-    if not parts or "power" not in results.best:
+def _lora(results: GaloreResults) -> list[str]:
+    if not {"lora", "galore"} <= set(results.methods):
         return []
-    return [f"From galore-torch's method at GaLore's learning rate: {'; '.join(parts)}."]
-
-
-def _others(results: GaloreResults) -> list[str]:
-    shown: list[Method] = [one for one in results.methods if one in ("residual", "lora")]
-    if not shown or "galore" not in results.methods:
-        return []
-    galore = results.losses("galore")
-    parts = [f"{METHODS[one]} {paired(results.losses(one), galore)}" for one in shown]
-    return ["Loss next to GaLore's at the same rank: " + "; ".join(parts) + "."]
+    difference = paired(results.losses("lora"), results.losses("galore"))
+    return [f"Loss next to GaLore's at the same rank: {METHODS['lora']} {difference}."]
 
 
 def _moments(results: GaloreResults) -> list[str]:
     found = variants(results, "moments")
-    sentences = []
-    for gap in sorted({one.value for one in found}):
-        kept, *others = (one for one in found if one.value == gap)
-        if others:
-            parts = "; ".join(f"{one.label} {one.difference}" for one in others)
-            sentences.append(
-                f"Moments when the basis turns, next to keeping them: {parts}. "
-                f"{_best([kept, *others])}"
-            )
-    return sentences
+    if not found:
+        return []
+    parts = "; ".join(f"{one.label} {one.difference}" for one in found[1:])
+    return [f"Moments when the basis turns, next to keeping them: {parts}. {lowest(found)}"]
 
 
 def _sweep(results: GaloreResults, group: str, what: str) -> list[str]:
@@ -246,17 +203,17 @@ def _sweep(results: GaloreResults, group: str, what: str) -> list[str]:
     if not found:
         return []
     losses = ", ".join(f"{one.label} {_mean(one.losses)}" for one in found)
-    sentences = [f"Loss by {what}: {losses}. {_best(found)}"]
+    sentence = f"Loss by {what}: {losses}. {lowest(found)}"
     if group == "ranks":
         full = results.losses("full")
         gaps = "; ".join(f"{one.label} {paired(one.losses, full)}" for one in found)
-        sentences[0] += f" From full rank: {gaps}."
-    return sentences
+        sentence += f" From full rank: {gaps}."
+    return [sentence]
 
 
-def _best(found: list[Variant]) -> str:
-    """Say which is lowest, and whether that is clear next to the second."""
-    first, second = sorted(found, key=lambda one: float(np.nanmean(one.losses)))[:2]
+def lowest(found: list[Variant]) -> str:
+    """Say which variant has the lowest loss, and whether that is clear next to the second."""
+    first, second = sorted(found, key=lambda one: one.difference.mean)[:2]
     difference = paired(first.losses, second.losses)
     if difference.count < 2:
         return f"{first.label} is lowest, of one seed."
@@ -268,44 +225,25 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
     """Say how the gradient's stable rank changes, and next to it what the theory says of its own.
 
     The theory has fixed B and C, exact gradients and plain descent, none of which holds in the
-    training, and says where the rank ends, not how it gets there. The controls come closer.
+    training, and says where the rank ends, not how it gets there.
     """
     ranks = results.by_step("gradient_stable_rank")
     if len(ranks) < 2:
         return []
-    last = max(ranks)
-    captured = results.by_step("gradient_captured")[last].mean()
-    words = (
-        f"The stable rank of a batch's gradient {_course(ranks)}, mean over matrices of at most "
-        f"{results.size.width}; its {results.size.rank} leading directions then have "
-        f"{captured:.1%} of its energy."
-    )
-    averaged, noise = (results.by_step(name) for name in ("averaged_stable_rank", "gradient_noise"))
-    if averaged:
-        words += (
-            f" Noise is {noise[min(noise)].mean():.0%} of a batch's ‖G‖² at first and "
-            f"{noise[last].mean():.0%} at the end (estimates, which may exceed 100%). The stable "
-            f"rank of the mean of {results.size.averaged} batches {_course(averaged)}"
-        )
-        many = results.by_step("averaged_stable_rank", control=CONTROLS[0])
-        more = f"; of {MANY * results.size.averaged} batches it {_course(many)}" if many else ""
-        words += f"{more}."
+    captured = results.by_step("gradient_captured")[max(ranks)].mean()
     falling, bent = theory_stable_rank(), theory_stable_rank(realizable=True)
-    words += (
-        " The theory of a reversible gradient (B and C fixed, exact gradient, plain descent) has "
-        "it fall in the end, and not on the way: in our examples from "
+    return [
+        f"The stable rank of a batch's gradient {rise_or_fall(ranks)}, mean over matrices of at "
+        f"most {results.size.width}; its {results.size.rank} leading directions then have "
+        f"{captured:.1%} of its energy. The theory of a reversible gradient (B and C fixed, exact "
+        "gradient, plain descent) has it fall in the end, and not on the way: in our examples from "
         f"{falling[0]:.1f} to {falling[-1]:.1f} where the first gradient is Gaussian, and from "
         f"{bent[0]:.1f} up to {bent.max():.1f} and down to {bent[-1]:.1f} where it lies along the "
         "largest curvature. A rank that rises before convergence does not contradict it."
-    )
-    controls = {one: results.by_step("gradient_stable_rank", control=one) for one in CONTROLS[1:]}
-    parts = [f"{name} {_course(one)}" for name, one in controls.items() if len(one) > 1]
-    if parts:
-        words += f" Trainings that come closer to them: {'; '.join(parts)}."
-    return [words]
+    ]
 
 
-def _course(by_step: dict[int, np.ndarray]) -> str:
+def rise_or_fall(by_step: dict[int, np.ndarray]) -> str:
     """Return how a measure of matrices changes from the first step to the last."""
     (first, start), *between, (last, end) = by_step.items()
     way = "falls" if end.mean() < start.mean() else "rises"
@@ -331,12 +269,11 @@ def _consecutive(results: GaloreResults) -> list[str]:
             )
     if not parts:
         return []
-    chance = results.size.rank / results.size.width
     return [
         f"Energy of a later gradient in the {results.size.rank} leading directions of an earlier "
         f"one, means over matrices: {'; '.join(parts)}. The gradient itself has "
         f"{own[min(own)].mean():.0%} there at first and {own[max(own)].mean():.0%} at the end, a "
-        f"random subspace {chance:.0%}."
+        f"random subspace {results.size.rank / results.size.width:.0%}."
     ]
 
 
@@ -349,28 +286,10 @@ def _weights(results: GaloreResults) -> list[str]:
         for step, values in overlap.items()
         if step < results.size.steps - 1
     ]
-    chance = results.size.rank / results.size.width
     return [
         f"Of the {results.size.rank} leading directions of what the weights learned by then, this "
-        f"share lies in those at the end: {', '.join(parts)}; by chance {chance:.0%}."
-    ]
-
-
-def _recipe(results: GaloreResults) -> list[str]:
-    found = {one.label: one for one in variants(results, "recipe")}
-    if any(reading not in found for reading in READINGS):
-        return []
-    clipped, plain, at_once = (found[reading] for reading in READINGS)
-    first, last = (results.outcome("galore", reading=READINGS[one]) for one in (0, 2))
-    return [
-        f"Two readings of the published 7B recipe, {results.size.recipe_steps} batches in "
-        f"{results.size.micro_batches} micro-batches: with one update a batch the norm is clipped "
-        f"in {first['clipped']:.0%} of the {first['updates']} updates and the loss ends at "
-        f"{_mean(clipped.losses)}, without clipping {plain.difference}. With a hook that moves "
-        f"each parameter as its gradient arrives there are {last['updates']} updates, no gradient "
-        f"is left to clip (norm {max(last['norms']):g} after each batch), and the loss ends "
-        f"{at_once.difference} from the first reading; the subspace is chosen "
-        f"{last['refreshes']} times instead of {first['refreshes']}."
+        f"share lies in those at the end: {', '.join(parts)}; by chance "
+        f"{results.size.rank / results.size.width:.0%}."
     ]
 
 

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 
 from joma.common.paired import Paired, paired
-from joma.experiments._trained import columns, groups_done
-from joma.experiments.galore.groups import networks_of, tuning
+from joma.experiments._frame import columns, groups_done
 from joma.experiments.galore.setting import (
-    CONTROLS,
     GROUPS,
     KEPT_MOMENTS,
     METHODS,
     NEVER,
-    READINGS,
     GaLoreNetwork,
     GaloreSize,
     LearningRate,
     Method,
+    networks_of,
+    tuning,
 )
 from joma.runs import Run
 from joma.theory import galore as theory
@@ -54,10 +53,6 @@ class GaloreResults:
         network = self._network(method, member, changed)
         return {} if network is None else self.outcomes.get(network, {})
 
-    def curve(self, method: str, member: int = 0, **changed: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps and validation losses of a network; empty where it is missing."""
-        return self.metric("validation_loss", method, member, **changed)[:2]
-
     def metric(
         self, name: str, method: str, member: int = 0, **changed: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,18 +64,18 @@ class GaloreResults:
         log = run.metrics.read(name)
         return log["step"], log["value"], log["module"]
 
-    def by_step(self, name: str, method: str = "full", **changed: Any) -> dict[int, np.ndarray]:
-        """Return a metric at each step, of all matrices of all seeds."""
+    def by_step(self, name: str) -> dict[int, np.ndarray]:
+        """Return a metric of full rank at each step, of all matrices of all seeds."""
         found: dict[int, list[float]] = {}
         for member in range(self.size.seeds):
-            steps, values, _ = self.metric(name, method, member, **changed)
+            steps, values, _ = self.metric(name, "full", member)
             for step, value in zip(steps, values, strict=True):
                 found.setdefault(int(step), []).append(float(value))
         return {step: np.array(values) for step, values in sorted(found.items())}
 
     def step_time(self, method: str) -> tuple[float, float]:
         """Return mean and longest time of a step in seconds, NaN where it is unknown."""
-        timed = self.outcome(method, timed=True) or self.outcome(method)
+        timed = self.outcome(method)
         return float(timed.get("seconds", np.nan)), float(timed.get("slowest", np.nan))
 
     def tried(self, method: Method) -> dict[LearningRate, float]:
@@ -146,24 +141,22 @@ def collect(run: Run, size: GaloreSize) -> GaloreResults:
     missing = tuple(
         group
         for group, networks in wanted.items()
-        if any(network not in runs for network in networks) or (not best and group != "time")
+        if not best or any(network not in runs for network in networks)
     )
     return GaloreResults(size, best, outcomes, runs, missing)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Networks that differ from GaLore's in one setting.
+    """Networks that differ from GaLore's, or LoRA's, in one setting.
 
     Attributes:
-        group: The group that trains them.
         label: The setting's value in words.
         value: The setting's value as a number, 0 where it is a word.
         losses: The last validation loss of each seed.
-        difference: Paired with the default; with moments that are kept, at the same gap.
+        difference: Paired with the default.
     """
 
-    group: str
     label: str
     value: float
     losses: np.ndarray
@@ -173,37 +166,26 @@ class Variant:
 def variants(results: GaloreResults, group: str) -> list[Variant]:
     """Return the networks of a group with the default among them, those that are done."""
     size = results.size
-    choices: list[tuple[str, float, dict[str, Any]]]
-    default: dict[str, Any] = {}
-    if group == "ranks":
-        choices = [(f"rank {one}", one, {"rank": one}) for one in sorted({size.rank, *size.ranks})]
-    elif group == "gaps":
-        choices = [
-            ("never" if one == NEVER else f"gap {one}", one, {"gap": one})
-            for one in sorted({size.gap, *size.gaps})
-        ]
-        choices.append(("by energy", size.gap, {"refresh": "energy"}))
-    elif group == "moments":
-        gaps = size.moment_gaps or (size.gap,)
-        choices = [
-            (one if len(gaps) == 1 else f"{one}, gap {gap}", gap, {"moments": one, "gap": gap})
-            for gap in gaps
-            for one in (KEPT_MOMENTS, *size.moments)
-        ]
-        default = {"moments": KEPT_MOMENTS}
-    elif group == "recipe":
-        choices = [(one, 0, {"reading": one}) for one in READINGS if size.micro_batches]
-        default = {"reading": READINGS[0]}
-    else:
-        assert group == "warm-lora"
-        choices = [(f"step {one}", one, {"switch": one}) for one in (0, *size.switches)]
-    method = "lora" if group == "warm-lora" else "galore"
-    found = []
-    for label, value, changed in choices:
-        losses = results.losses(method, **changed)
-        others = results.losses(method, **({**changed, **default} if default else {}))
+    method, field = {
+        "ranks": ("galore", "rank"),
+        "gaps": ("galore", "gap"),
+        "moments": ("galore", "moments"),
+        "warm-lora": ("lora", "switch"),
+    }[group]
+    choices: dict[Any, str] = {
+        "ranks": {one: f"rank {one}" for one in sorted({size.rank, *size.ranks})},
+        "gaps": {
+            one: "never" if one == NEVER else f"gap {one}" for one in sorted({size.gap, *size.gaps})
+        },
+        "moments": {one: one for one in (KEPT_MOMENTS, *size.moments)},
+        "warm-lora": {one: f"step {one}" for one in (0, *size.switches)},
+    }[group]
+    default, found = results.losses(method), []
+    for value, label in choices.items():
+        losses = results.losses(method, **{field: value})
         if np.isfinite(losses).any():
-            found.append(Variant(group, label, value, losses, paired(losses, others)))
+            number = 0 if isinstance(value, str) else value
+            found.append(Variant(label, number, losses, paired(losses, default)))
     return found if len(found) > 1 else []
 
 
@@ -231,8 +213,11 @@ def theory_stable_rank(steps: int = 4000, *, realizable: bool = False) -> np.nda
     return (values**2).sum(-1) / values[..., 0] ** 2
 
 
+_NUMBERS = ("validation_loss", "steps", "parameters", "state_bytes", "seconds", "slowest")
+
+
 def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
-    """Return every number of the figure: networks, learning curves, variants and subspaces."""
+    """Return every number of the figure: networks, learning curves and subspaces."""
     networks, curves = [], []
     for network, outcome in results.outcomes.items():
         networks.append(
@@ -245,11 +230,8 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
                 "rank": network.rank,
                 "gap": network.gap,
                 "moments": network.moments,
-                "refresh": network.refresh,
                 "switch": network.switch,
-                "reading": network.reading,
-                "control": network.control,
-                **{key: _number(outcome.get(key)) for key in _NUMBERS},
+                **{key: float(outcome[key]) for key in _NUMBERS},
             }
         )
         log = results.runs[network].metrics.read("validation_loss")
@@ -261,40 +243,14 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
     return {name: columns(rows) for name, rows in made.items() if rows}
 
 
-_NUMBERS = (
-    "validation_loss",
-    "steps",
-    "updates",
-    "parameters",
-    "state_bytes",
-    "seconds",
-    "slowest",
-    "captured",
-    "refreshes",
-    "clipped",
-)
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
     names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
-    names += ["averaged_stable_rank", "gradient_noise"]
-    for lag in results.size.lags:
-        names.append(f"captured_after_{lag}")
-    kinds = [(name, "") for name in names]
-    if results.size.controls:
-        kinds.append(("averaged_stable_rank", CONTROLS[0]))
-        kinds += [("gradient_stable_rank", control) for control in CONTROLS[1:]]
-    for name, control in kinds:
+    for name in (*names, *(f"captured_after_{lag}" for lag in results.size.lags)):
         for member in range(results.size.seeds):
-            found = results.metric(name, "full", member, control=control)
+            found = results.metric(name, "full", member)
             for step, value, module in zip(*found, strict=True):
                 yield {
                     "measure": name,
-                    "control": control,
                     "seed": member,
                     "step": int(step),
                     "matrix": str(module),

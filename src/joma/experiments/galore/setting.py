@@ -1,49 +1,20 @@
-"""The networks of the experiment, and how large it is made at each scale."""
+"""The networks of the experiment, which of them each group trains, and how large they are made."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-Method = Literal["full", "galore", "svd", "power", "residual", "lora"]
+Method = Literal["full", "galore", "svd", "lora"]
 METHODS: dict[Method, str] = {
     "full": "full rank, AdamW",
     "galore": "GaLore, power iteration, staggered",
     "svd": "GaLore, galore-torch's method",
-    "power": "GaLore, power iteration, all at once",
-    "residual": "GaLore with residual scaling",
     "lora": "LoRA",
 }
 """What each method is called in tables and figures."""
 
-GROUPS = (
-    "tune",
-    "seeds",
-    "equal-rates",
-    "ranks",
-    "moments",
-    "gaps",
-    "warm-lora",
-    "recipe",
-    "theory",
-    "time",
-)
-READINGS = ("accumulated, clipped", "accumulated", "each micro-batch")
-"""Readings of the published 7B recipe: when its parameters move, and whether clipping acts."""
+GROUPS = ("tune", "seeds", "equal-rates", "ranks", "moments", "gaps", "warm-lora")
 
-CONTROLS = ("many batches", "fixed batch, AdamW", "fixed batch, descent", "one matrix, descent")
-"""Trainings that come closer and closer to what the theory of a reversible gradient assumes.
-
-The usual training, measured with gradients of very many batches; the same batch at every step, then
-plain gradient descent as well, then of the last layer's last matrix alone, whose inputs do not
-change then.
-"""
-MANY = 16
-"""How many times as many batches the first control averages."""
-DESCENT_RATE = 0.1
-"""Learning rate of plain gradient descent, the same at every step."""
-
-CLIP = 1.0
-"""The largest norm of a gradient in the published 7B recipe."""
 SCALE = 0.25
 """GaLore's published factor of the update of projected matrices."""
 KEPT_MOMENTS = "keep"
@@ -73,6 +44,25 @@ class LearningRate(NamedTuple):
     def __str__(self) -> str:
         return f"{self.rate:g}" if self.share == 1 else f"{self.rate:g} × {self.share:g}"
 
+    @property
+    def neighbours(self) -> tuple["LearningRate", ...]:
+        """The rates next to it on the grid: twice and half of either of its two rates.
+
+        The rate of the matrices stays where that of embeddings, norms and output layer changes.
+        """
+        whole, share = self
+        return (
+            LearningRate(2 * whole, share / 2),
+            LearningRate(whole / 2, 2 * share),
+            LearningRate(whole, 2 * share),
+            LearningRate(whole, share / 2),
+        )
+
+
+_FULL_RATE = LearningRate(2e-2, SCALE / 4)
+_LOW_RANK_RATE = LearningRate(2e-2, SCALE)
+_TINY_RATE = LearningRate(1e-2, SCALE)
+
 
 @dataclass(frozen=True)
 class GaLoreNetwork:
@@ -85,12 +75,8 @@ class GaLoreNetwork:
         rank: Rank of the projection or of LoRA's matrices; 0 for full rank.
         gap: Steps between two choices of the subspace; 0 where there is none.
         moments: What becomes of the moments when the basis turns.
-        refresh: When the subspace is chosen again: "gap", or "energy" for less captured energy.
         switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
         full_rate: Learning rates up to that step, None without one.
-        reading: How the 7B recipe is read, for the networks that compare its readings.
-        control: How the network is trained to come closer to the theory, one of `CONTROLS`.
-        timed: Whether it is trained for a few steps alone on the device, to measure their time.
     """
 
     method: Method
@@ -99,12 +85,8 @@ class GaLoreNetwork:
     rank: int = 0
     gap: int = 0
     moments: str = ""
-    refresh: str = "gap"
     switch: int = 0
     full_rate: LearningRate | None = None
-    reading: str = ""
-    control: str = ""
-    timed: bool = False
 
     @property
     def name(self) -> str:
@@ -113,11 +95,7 @@ class GaLoreNetwork:
         parts += [f"r{self.rank}"] if self.rank else []
         gap = "never" if self.gap == NEVER else self.gap
         parts += [f"g{gap}-{self.moments}"] if self.gap else []
-        parts += [self.refresh] if self.refresh != "gap" else []
         parts += [f"from{self.switch}"] if self.switch else []
-        for words in (self.reading, self.control):
-            parts += [words.replace(",", "").replace(" ", "-")] if words else []
-        parts += ["timed"] if self.timed else []
         rate = str(self.rate).replace(" × ", "x")
         return "-".join([*parts, f"lr{rate}", f"seed{self.member}"])
 
@@ -125,6 +103,8 @@ class GaLoreNetwork:
 @dataclass(frozen=True)
 class GaloreSize:
     """How large the networks are made, how long they are trained, and what is compared.
+
+    The defaults are those of the full scale.
 
     Attributes:
         corpus: The text.
@@ -135,72 +115,62 @@ class GaloreSize:
         window: Bytes of each sequence.
         batch: Sequences of each step.
         steps: Training steps.
-        seeds: Networks of each kind.
-        rates: Learning rates that are tried of each method that is compared; one without any takes
-            GaLore's.
-        climb: Whether more are tried around the best one, by factors of two, until it is better
-            than all of its neighbours; on a seed that is not judged.
-        rank: Rank of GaLore and LoRA.
-        gap: Steps between two choices of the subspace.
-        ranks: Other ranks.
-        svd_ranks: Those of them at which galore-torch's method is compared too, with all seeds.
-        gaps: Other gaps; `NEVER` keeps the first subspace. With any, refreshes by captured energy
-            are compared too.
-        moments: Other treatments of the moments when the basis turns.
-        moment_gaps: Gaps at which they are compared; the default gap where there are none.
-        variant_seeds: Networks of each kind in sweeps, of residual scaling and of LoRA; `seeds`
-            where it is 0.
-        switches: Steps at which full rank gives way to LoRA.
-        micro_batches: Micro-batches of a step of the 7B recipe; 0 where it is left out.
-        recipe_steps: Steps of its networks.
-        recipe_batch: Sequences of each of its steps; `batch` where it is 0.
-        timed_steps: Steps whose time is measured; 0 where the training's own time serves.
         valid_windows: Sequences on which the loss is measured.
         evaluations: How often it is measured in training.
         studied: Steps before which the gradient's rank is measured and weights are kept.
         lags: Steps after which an old basis is tried on a new gradient.
-        averaged: Batches over which the gradient is averaged when its rank is measured a second
-            time, with less noise; 0 for no second time.
-        controls: How many seeds the controls of the theory have.
-        processes: Networks that are trained at the same time on a GPU.
+        seeds: Networks of each kind.
+        rates: Learning rates that are tried of each method that is compared; one without any takes
+            GaLore's.
+        rank: Rank of GaLore and LoRA.
+        gap: Steps between two choices of the subspace.
+        climb: Whether more rates are tried around the best one, by factors of two, until it is
+            better than all of its neighbours; on a seed that is not judged.
+        ranks: Other ranks.
+        gaps: Other gaps; `NEVER` keeps the first subspace.
+        moments: Other treatments of the moments when the basis turns.
+        switches: Steps at which full rank gives way to LoRA.
+        variant_seeds: Networks of each kind in sweeps and of LoRA; `seeds` where it is 0.
     """
 
-    corpus: str
-    width: int
-    hidden: int
-    layers: int
-    heads: int
-    window: int
-    batch: int
-    steps: int
-    seeds: int
-    rates: Mapping[str, tuple[LearningRate, ...]]
-    rank: int
-    gap: int
-    ranks: tuple[int, ...]
-    gaps: tuple[int, ...]
-    moments: tuple[str, ...]
-    switches: tuple[int, ...]
-    micro_batches: int
-    recipe_steps: int
-    timed_steps: int
-    valid_windows: int
-    evaluations: int
-    studied: tuple[int, ...]
-    lags: tuple[int, ...]
-    climb: bool = False
-    svd_ranks: tuple[int, ...] = ()
-    moment_gaps: tuple[int, ...] = ()
+    corpus: str = "wikitext-2"
+    width: int = 256
+    hidden: int = 688
+    layers: int = 6
+    heads: int = 4
+    window: int = 256
+    batch: int = 64
+    steps: int = 2000
+    valid_windows: int = 512
+    evaluations: int = 20
+    studied: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 1500)
+    lags: tuple[int, ...] = (1, 10, 50, 200)
+    seeds: int = 3
+    rates: Mapping[str, tuple[LearningRate, ...]] = field(
+        default_factory=lambda: {
+            "full": (_FULL_RATE,),
+            **dict.fromkeys(("galore", "svd", "lora"), (_LOW_RANK_RATE,)),
+        }
+    )
+    rank: int = 64
+    gap: int = 200
+    climb: bool = True
+    ranks: tuple[int, ...] = (8, 16, 32, 128)
+    gaps: tuple[int, ...] = (20, 50, 500, NEVER)
+    moments: tuple[str, ...] = ("project", "rotate", "align", "reset")
+    switches: tuple[int, ...] = (100, 300, 1000)
     variant_seeds: int = 0
-    recipe_batch: int = 0
-    averaged: int = 0
-    controls: int = 0
-    processes: int = 1
 
     def with_options(self, options: Mapping[str, Any]) -> "GaloreSize":
         """Return the same size with the options that were given."""
-        steps, corpus = options.get("steps"), options.get("corpus")
-        return replace(self, steps=steps or self.steps, corpus=corpus or self.corpus)
+        given = {name: options.get(name) for name in ("steps", "corpus")}
+        return replace(self, **{name: value for name, value in given.items() if value})
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What decides what becomes of a network, the size apart from which networks there are."""
+        names = "corpus width hidden layers heads window batch steps valid_windows evaluations"
+        return {name: getattr(self, name) for name in (*names.split(), "studied", "lags")}
 
     @property
     def tuning_member(self) -> int:
@@ -225,11 +195,94 @@ class GaloreSize:
         fields: dict[str, Any] = {}
         if method != "full":
             fields["rank"] = self.rank
-        if method in ("galore", "svd", "power", "residual"):
+        if method in ("galore", "svd"):
             fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
         return GaLoreNetwork(method, rate, member, **{**fields, **changed})
 
 
+def tuning(size: GaloreSize, losses: Mapping[GaLoreNetwork, float]) -> list[GaLoreNetwork]:
+    """Return the networks that decide the learning rates, all of one seed.
+
+    At first those of the size. Where it climbs, then those around the best, again and again. Once
+    nothing is added, the best is better than every neighbour, hence not at the edge of the grid.
+
+    Args:
+        size: Size of the experiment.
+        losses: The last loss of the networks that are trained.
+    """
+    wanted = []
+    for method in METHODS:
+        tried = {
+            rate: size.network(method, rate, size.tuning_member)
+            for rate in size.rates.get(method, ())
+        }
+        while tried and size.climb and all(network in losses for network in tried.values()):
+            best = min(tried, key=lambda rate: losses[tried[rate]])
+            new = [rate for rate in best.neighbours if rate not in tried]
+            if not new:
+                break
+            tried |= {rate: size.network(method, rate, size.tuning_member) for rate in new}
+        wanted += tried.values()
+    return wanted
+
+
+def networks_of(
+    group: str, size: GaloreSize, best: Mapping[str, LearningRate]
+) -> list[GaLoreNetwork]:
+    """Return the networks of a group.
+
+    Args:
+        group: One of `GROUPS`, but not "tune", whose networks follow from each other's losses.
+        size: Size of the experiment.
+        best: The learning rate of each method that is compared.
+    """
+    every, members = range(size.seeds), range(size.variant_seeds or size.seeds)
+    rate = best["galore"]
+    if group == "seeds":
+        compared: Iterable[Method] = (method for method in METHODS if method in best)
+        return [
+            size.network(method, best[method], member)
+            for method in compared
+            for member in (members if method == "lora" else every)
+        ]
+    if group == "equal-rates":  # galore-torch's method at GaLore's learning rate
+        return [size.network("svd", rate, member) for member in every] if "svd" in best else []
+    if group == "warm-lora":
+        return [
+            size.network("lora", best["lora"], member, switch=switch, full_rate=best["full"])
+            for member in members
+            for switch in size.switches
+        ]
+    field, values = {
+        "ranks": ("rank", size.ranks),
+        "moments": ("moments", size.moments),
+        "gaps": ("gap", size.gaps),
+    }[group]
+    return [size.network("galore", rate, one, **{field: v}) for one in members for v in values]
+
+
+_FULL = GaloreSize()
+_MEDIUM = GaloreSize(
+    width=128,
+    hidden=344,
+    layers=2,
+    window=64,
+    batch=8,
+    steps=600,
+    valid_windows=256,
+    evaluations=6,
+    studied=(0, 10, 50, 100, 200, 400),
+    lags=(1, 10, 50),
+    seeds=6,
+    rates={"full": (_FULL_RATE,), "galore": (_LOW_RANK_RATE,), "svd": (_LOW_RANK_RATE,)},
+    rank=32,
+    gap=50,
+    ranks=(16,),
+    gaps=(),
+    moments=("project", "rotate", "reset"),
+    switches=(),
+    variant_seeds=3,
+)
 SIZES = {
     "tiny": GaloreSize(
         "embedded",
@@ -240,132 +293,45 @@ SIZES = {
         window=24,
         batch=4,
         steps=6,
-        seeds=2,
-        rates={
-            "full": (LearningRate(3e-3), LearningRate(1e-2, SCALE)),
-            "galore": (LearningRate(1e-2, SCALE),),
-            "svd": (),
-            "power": (),
-            "residual": (LearningRate(1e-2, SCALE),),
-            "lora": (LearningRate(1e-2, SCALE),),
-        },
-        rank=8,
-        gap=3,
-        ranks=(4,),
-        gaps=(2,),
-        moments=("project", "rotate", "align", "reset"),
-        switches=(3,),
-        micro_batches=2,
-        recipe_steps=3,
-        timed_steps=2,
         valid_windows=4,
         evaluations=2,
         studied=(0, 2, 3),
         lags=(1, 2),
-        averaged=2,
-        controls=2,
+        seeds=2,
+        rates={
+            "full": (LearningRate(3e-3), _TINY_RATE),
+            "galore": (_TINY_RATE,),
+            "svd": (),
+            "lora": (_TINY_RATE,),
+        },
+        rank=8,
+        gap=3,
+        climb=False,
+        ranks=(4,),
+        gaps=(2,),
+        switches=(3,),
     ),
-    "small": GaloreSize(
-        "embedded",
-        width=128,
-        hidden=344,
+    "small": replace(
+        _MEDIUM,
+        corpus="embedded",
         layers=4,
-        heads=4,
         window=128,
         batch=16,
         steps=240,
-        seeds=1,
-        rates={
-            "full": (LearningRate(2e-2, SCALE / 4),),
-            "galore": (LearningRate(2e-2, SCALE),),
-            "lora": (LearningRate(4e-2, 0.1),),
-        },
-        rank=32,
-        gap=50,
-        ranks=(),
-        gaps=(),
-        moments=(),
-        switches=(),
-        micro_batches=0,
-        recipe_steps=0,
-        timed_steps=0,
         valid_windows=64,
         evaluations=8,
         studied=(0, 10, 50, 100, 150),
-        lags=(1, 10, 50),
-    ),
-    "medium": GaloreSize(
-        "wikitext-2",
-        width=128,
-        hidden=344,
-        layers=2,
-        heads=4,
-        window=64,
-        batch=8,
-        steps=600,
-        seeds=6,
+        seeds=1,
         rates={
-            "full": (LearningRate(2e-2, SCALE / 4),),
-            "galore": (LearningRate(2e-2, SCALE),),
-            "svd": (LearningRate(2e-2, SCALE),),
-            "power": (),
-            "residual": (),
+            "full": (_FULL_RATE,),
+            "galore": (_LOW_RANK_RATE,),
+            "lora": (LearningRate(4e-2, 0.1),),
         },
-        rank=32,
-        gap=50,
-        ranks=(16,),
-        gaps=(),
-        moments=("project", "rotate", "reset"),
-        switches=(),
-        micro_batches=8,
-        recipe_steps=100,
-        timed_steps=0,
-        valid_windows=256,
-        evaluations=6,
-        studied=(0, 10, 50, 100, 200, 400),
-        lags=(1, 10, 50),
-        climb=True,
-        svd_ranks=(16,),
-        moment_gaps=(10, 50),
-        variant_seeds=3,
-        recipe_batch=32,
-        averaged=16,
-        controls=1,
+        climb=False,
+        ranks=(),
+        moments=(),
+        variant_seeds=0,
     ),
-    "full": GaloreSize(
-        "wikitext-2",
-        width=256,
-        hidden=688,
-        layers=6,
-        heads=4,
-        window=256,
-        batch=64,
-        steps=2000,
-        seeds=3,
-        rates={
-            "full": (LearningRate(2e-2, SCALE / 4),),
-            "galore": (LearningRate(2e-2, SCALE),),
-            "svd": (LearningRate(2e-2, SCALE),),
-            "power": (),
-            "residual": (LearningRate(2e-2, SCALE),),
-            "lora": (LearningRate(2e-2, SCALE),),
-        },
-        rank=64,
-        gap=200,
-        ranks=(8, 16, 32, 128),
-        gaps=(20, 50, 500, NEVER),
-        moments=("project", "rotate", "align", "reset"),
-        switches=(100, 300, 1000),
-        micro_batches=32,
-        recipe_steps=120,
-        timed_steps=200,
-        valid_windows=512,
-        evaluations=20,
-        studied=(0, 10, 50, 100, 200, 500, 1000, 1500),
-        lags=(1, 10, 50, 200),
-        climb=True,
-        averaged=16,
-        controls=3,
-        processes=6,
-    ),
+    "medium": _MEDIUM,
+    "full": _FULL,
 }

@@ -7,23 +7,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from joma.experiments._experiment import Outcome, Request
-from joma.experiments._trained import train_cells, write_results
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments._frame import standard_error, train_cells
 from joma.experiments.hierarchy import EXPERIMENT
-from joma.experiments.hierarchy.course import LayerCurves, course, standard_error
+from joma.experiments.hierarchy.findings import (
+    GroupResults,
+    LayerCurves,
+    collect,
+    cooccurrence,
+    history,
+    judge,
+    tables,
+)
 from joma.experiments.hierarchy.networks import (
     DECIDES,
     GROUPS,
     HEIGHTS,
     SIZES,
     HierarchyNetworks,
-)
-from joma.experiments.hierarchy.results import (
-    GroupResults,
-    collect,
-    cooccurrence,
-    judge,
-    tables,
 )
 from joma.report import figures
 from joma.runs import Run
@@ -40,7 +41,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     train_cells(run, groups, HierarchyNetworks, size, request)
     results = collect(run, size)
     outcome = judge(results, comparable=request.scale == "full")
-    write_results(run, EXPERIMENT, outcome, draw_layers(results), tables(results))
+    publish(run, EXPERIMENT, outcome, draw_layers(results), tables(results))
     if (shallow := draw_one_layer(results)) is not None:
         figures.save(
             run,
@@ -106,9 +107,9 @@ def draw_one_layer(results: Mapping[str, GroupResults]) -> Figure | None:
 
 
 def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> None:
-    steps = _places(curves.steps)
+    steps = np.maximum(curves.steps, 0.5)  # ½ stands for 0 on the logarithmic axis
     ax.axhline(1, color=figures.GREY, lw=0.8)
-    seen = course(curves)
+    taken_up_at = history(curves).taken_up
     for i, height in enumerate(HEIGHTS):
         color, style = _STYLES[height]
         label = f"H = {height}, P[l|m] = {expected[i]:.2f}"
@@ -129,8 +130,7 @@ def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> Non
             lw=0.9,
             label="tree under wrong leaves" if height == HEIGHTS[-1] else None,
         )
-        taken_up = seen.taken_up[i]
-        if taken_up is not None:
+        if (taken_up := taken_up_at[i]) is not None:
             at = curves.steps.index(taken_up)
             ax.semilogx(steps[at], np.exp(mean[at]), "o", color=color, ms=5.5, mec="white")
     ax.set_yscale("log")
@@ -138,18 +138,11 @@ def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> Non
 
 
 def _draw_entropy(ax: Axes, curves: LayerCurves, color: str, style: str, label: str) -> None:
-    steps = _places(curves.steps)
+    steps = np.maximum(curves.steps, 0.5)
     mean, error = curves.entropy.mean(-1), 2 * standard_error(curves.entropy)
     ax.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, lw=0)
     ax.semilogx(steps, mean, style, color=color, label=label, lw=1.5)
     _step_axis(ax, curves.steps)
-
-
-def _places(steps: tuple[int, ...]) -> np.ndarray:
-    """Return steps on a logarithmic axis, ½ standing for 0."""
-    places = np.array(steps, dtype=float)
-    places[0] = 0.5
-    return places
 
 
 def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:

@@ -1,12 +1,10 @@
-"""What a smaller cache costs on real models: StreamingLLM's and H2O's claims, and the bridge.
+"""What a smaller cache costs on real models: StreamingLLM's and H2O's claims, and the probes.
 
-Here live the setting (`setting`), the models and their texts (`networks`), what is measured of each
-(`study`), how far the probes predict the cost of a layer (`bridge`), what the numbers say
-(`findings`) and the pictures (`figure`).
+Here live the setting (`setting`), the models, their texts and what is measured of each (`study`),
+what that shows (`findings`) and the pictures (`figure`).
 """
 
-from joma.experiments._experiment import ChoiceOption, Experiment, Scale
-from joma.experiments.fig6 import corpus_option
+from joma.experiments._experiment import ChoiceOption, Experiment, Scale, corpus_option
 from joma.experiments.sparse_inference.setting import FILES, SIZES, TITLES
 
 
@@ -26,7 +24,7 @@ EXPERIMENT = Experiment(
     ),
     run="joma.experiments.sparse_inference.figure:reproduce",
     scales={
-        "tiny": Scale(seconds=10, device="one CPU core", memory="1 GB"),
+        "tiny": Scale(seconds=8, device="one CPU core", memory="1 GB"),
         "small": Scale(seconds=1200, device="one CPU core, with all models", memory="3 GB"),
         "full": Scale(seconds=3700, device="one CPU core, with all models", memory="5 GB"),
     },

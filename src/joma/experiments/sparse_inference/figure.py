@@ -10,18 +10,16 @@ from matplotlib.figure import Figure
 
 from joma.common.quiet import need_transformers
 from joma.data import corpus
-from joma.experiments._experiment import Outcome, Request
-from joma.experiments._trained import columns, write_results
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments._frame import columns
 from joma.experiments.sparse_inference import EXPERIMENT
-from joma.experiments.sparse_inference.bridge import PREDICTOR_TITLES
-from joma.experiments.sparse_inference.findings import KEPT, judge
-from joma.experiments.sparse_inference.results import (
-    BridgeRow,
+from joma.experiments.sparse_inference.findings import (
+    KEPT,
+    PREDICTORS,
     ModelResults,
-    bridge_rows,
-    chosen_rule,
     collect,
-    spent_budgets,
+    judge,
+    layer_rankings,
 )
 from joma.experiments.sparse_inference.setting import (
     CUT_POLICIES,
@@ -55,7 +53,7 @@ _LINEAR = 0.01
 
 def check_needs(request: Request) -> None:
     """Raise JomaError where transformers, the text or a model that was given is missing."""
-    from joma.experiments.sparse_inference.networks import path_of
+    from joma.experiments.sparse_inference.study import path_of
 
     need_transformers("sparse-inference")
     size = SIZES[request.scale].with_options(request.options)
@@ -72,17 +70,24 @@ def reproduce(run: Run, request: Request) -> Outcome:
     size = SIZES[request.scale].with_options(request.options)
     for name in request.groups or tuple(TITLES):
         measure_model(run, name, size, request)
-    models = collect(run, size)
+    models = collect(run)
     outcome = judge(models, is_comparable=request.scale != "tiny")
-    write_results(run, EXPERIMENT, outcome, draw(models) if models else None, tables(models))
+    publish(run, EXPERIMENT, outcome, draw(models) if models else None, tables(models))
     if models:
-        _save_bridge(run, models, outcome)
+        words = [one for one in outcome.paragraphs if "Spearman with" in one]
+        figures.save(
+            run,
+            "sparse-inference-bridge",
+            draw_layers(models),
+            title="What the probes say beforehand of the cost of cutting one layer",
+            caption=words[-1],
+        )
     return outcome
 
 
 def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, list[Any]]]:
     """Return every number of the figures."""
-    losses, streams, tasks, layers = [], [], [], []
+    losses, streams, layers = [], [], []
     for model in models:
         for row in model.parts["text"]["rows"]:
             shared = {key: row[key] for key in row if key != "nll"}
@@ -95,52 +100,17 @@ def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, list[Any]]]:
                 {"model": model.name, "policy": policy, "block": index, "nll": value}
                 for index, value in enumerate(found["nll"])
             ]
-        for name, task in model.parts["tasks"]["tasks"].items():
-            full = {"policy": "full", "share": 1.0, "correct": task["full"] or []}
-            tasks += [
+        costs = {f"cost {policy}": model.costs(policy).mean(1) for policy in CUT_POLICIES}
+        for layer, features in enumerate(model.features):
+            layers.append(
                 {
                     "model": model.name,
-                    "task": name,
-                    "policy": row["policy"],
-                    "share": row["share"],
-                    "example": index,
-                    "correct": value,
+                    "layer": layer,
+                    **dict(zip(PREDICTORS, features.tolist(), strict=True)),
+                    **{name: float(own[layer]) for name, own in costs.items()},
                 }
-                for row in (full, *task["rows"])
-                for index, value in enumerate(row["correct"])
-            ]
-        probed = model.parts["layers"]
-        layers += [
-            {
-                "model": model.name,
-                "layer": layer,
-                **{name: probed[name][layer] for name in PREDICTOR_TITLES},
-                **{
-                    f"cost {policy}": float(model.costs(policy)[layer].mean())
-                    for policy in CUT_POLICIES
-                },
-            }
-            for layer in range(len(probed["entropy"]))
-        ]
-    allocation = [
-        {
-            "model": one.model,
-            "share": one.share,
-            "rule": one.rule,
-            "floor": one.floor,
-            "chosen_on": one.chosen_on.mean,
-            "judged_on": one.judged_on.mean,
-            "judged_error": one.judged_on.error,
-        }
-        for one in spent_budgets(models)
-    ]
-    made = {
-        "losses": losses,
-        "streams": streams,
-        "tasks": tasks,
-        "layers": layers,
-        "allocation": allocation,
-    }
+            )
+    made = {"losses": losses, "streams": streams, "layers": layers}
     return {name: columns(rows) for name, rows in made.items() if rows}
 
 
@@ -232,28 +202,11 @@ def _mark(ax: Axes, place: float, text: str, height: float) -> None:
     figures.note(ax, text, (place, height), (3, 0), color=figures.GREY, **where)
 
 
-def _save_bridge(run: Run, models: Sequence[ModelResults], outcome: Outcome) -> None:
-    """Write the second figure: which layers are expensive, and whether that can be told."""
-    words = [
-        one
-        for one in outcome.paragraphs
-        if "Spearman with" in one or one.startswith("Budgets by layer")
-    ]
-    figures.save(
-        run,
-        "sparse-inference-bridge",
-        draw_bridge(models),
-        title="What the probes say beforehand of the cost of cutting one layer",
-        caption=words[-1] if words else outcome.finding,
-    )
-
-
-def draw_bridge(models: Sequence[ModelResults]) -> Figure:
-    """Draw the cost of each layer, correlations with what the probes say, and uneven budgets."""
-    figure, axes = figures.new(13.6, 4.4, 1, 3)
+def draw_layers(models: Sequence[ModelResults]) -> Figure:
+    """Draw the cost of each layer, and its correlations with what the probes say."""
+    figure, axes = figures.new(9.8, 4.4, 1, 2)
     _draw_costs(axes[0], models)
-    _draw_correlations(axes[1], models, bridge_rows(models))
-    _draw_spent(axes[2], models)
+    _draw_correlations(axes[1], models)
     return figure
 
 
@@ -290,9 +243,9 @@ def _draw_costs(ax: Axes, models: Sequence[ModelResults]) -> None:
     ax.legend(fontsize=8)
 
 
-def _draw_correlations(ax: Axes, models: Sequence[ModelResults], rows: Sequence[BridgeRow]) -> None:
-    own = {row.model: row for row in rows if row.policy == CUT_POLICIES[0]}
-    words = [title.replace(" ", "\n") for title in PREDICTOR_TITLES.values()]
+def _draw_correlations(ax: Axes, models: Sequence[ModelResults]) -> None:
+    own = {row.model: row for row in layer_rankings(models) if row.policy == CUT_POLICIES[0]}
+    words = [title.replace(" ", "\n") for title in PREDICTORS.values()]
     labels = [*words, "all three,\nmodel\nheld out"]
     for offset, model in enumerate(models):
         row = own[model.name]
@@ -315,29 +268,4 @@ def _draw_correlations(ax: Axes, models: Sequence[ModelResults], rows: Sequence[
         title="do the probes rank the layers by cost?",
         ylabel="Spearman with the cost, 95% over layers",
         ylim=(-1.08, 1.08),
-    )
-
-
-def _draw_spent(ax: Axes, models: Sequence[ModelResults]) -> None:
-    spent = spent_budgets(models)
-    choice = chosen_rule(spent)
-    own = [one for one in spent if (one.rule, one.floor) == choice]
-    for place, one in enumerate(own):
-        ax.errorbar(
-            one.judged_on.mean,
-            -place,
-            xerr=np.nan_to_num(2 * one.judged_on.error),
-            color=_MODEL_COLORS[one.model],
-            marker=_MODEL_MARKERS[one.model],
-            ms=6,
-            lw=1.6,
-        )
-    ax.axvline(0, color=figures.GREY, lw=0.9)
-    ax.locator_params(axis="x", nbins=5)
-    labels = [f"{TITLES[one.model]}, {one.share:.0%}" for one in own]
-    ax.set_yticks(-np.arange(len(own)), labels, fontsize=8)
-    rule = "" if choice is None else f" by {choice[0]}"
-    ax.set(
-        title=f"budget{rule}, held-out windows",
-        xlabel="loss less that of an even budget (nats), ± 2 SE",
     )

@@ -20,7 +20,7 @@ FILES = {
 }
 """Names under which a model is looked for in the folder that JOMA_MODELS names."""
 
-PARTS = ("text", "alone", "stream", "tasks", "layers", "allocation")
+PARTS = ("text", "alone", "stream", "layers")
 """What is measured of each model, in order; each is kept when it is done."""
 
 POLICIES = ("window", "streaming", "heavy-hitter", "random", "random-recent")
@@ -45,8 +45,29 @@ MORE_WINDOWS = 4
 SINKS = 4
 BLOCKS = 8
 """Parts of a stream over which its standard errors are taken, for each row."""
-LEAST_RECALL = 0.8
-"""A task counts for a model whose full cache recalls at least as much."""
+
+
+@dataclass(frozen=True)
+class ReluSize:
+    """How large the model is that is trained here, and how long it is trained.
+
+    Attributes:
+        width: Width of the residual stream.
+        layers: Layers.
+        heads: Heads of each layer.
+        vocabulary: Tokens of its vocabulary.
+        context: Its longest text, in tokens.
+        steps: Training steps.
+        batch: Sequences of each step.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    context: int
+    steps: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -59,43 +80,30 @@ class StudySize:
         windows: Windows whose loss is measured.
         shares: Budgets, as shares of the window.
         chunk: Tokens read at once where policies are compared.
-        alone: Windows that are also read in longer chunks.
-        long_chunk: Tokens of those longer chunks, and of what is compared within one policy.
+        long_chunk: Tokens read at once where one layer is cut.
         stream_rows: Streams that are longer than the cache.
         stream: Tokens of each.
         stream_keys: Keys of the cache that reads them.
-        task_length: Tokens of a task's prompt.
-        examples: Examples of each task.
-        task_shares: Budgets of the tasks, as shares of the prompt.
         cut_windows: Windows on which one layer alone is cut.
         cut_share: The budget of that layer, as a share of the window.
         probed: Windows of other text that the layers are probed on.
-        spent_shares: Budgets that are spent unevenly over the layers.
-        floors: What a layer holds at least, as a share of an even budget, that are tried.
         dtype: What the larger models compute in.
-        relu: The model that is trained here: width, layers, heads, tokens of its vocabulary,
-            context, steps and sequences of a step.
+        relu: The model that is trained here.
     """
 
     corpus: str
     window: int
     windows: int
-    alone: int
     stream_rows: int
     stream: int
     stream_keys: int
-    task_length: int
-    examples: int
     cut_windows: int
     probed: int
-    relu: Mapping[str, int]
+    relu: ReluSize
     shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5)
     chunk: int = 8
     long_chunk: int = 16
-    task_shares: tuple[float, ...] = (0.2,)
     cut_share: float = 0.1
-    spent_shares: tuple[float, ...] = (0.1, 0.2)
-    floors: tuple[float, ...] = (0.25, 0.5)
     dtype: str = "float32"
 
     def windows_of(self, name: str) -> int:
@@ -113,71 +121,36 @@ SIZES = {
         "embedded",
         window=32,
         windows=4,
-        alone=2,
         stream_rows=2,
         stream=48,
         stream_keys=12,
-        task_length=64,
-        examples=2,
         cut_windows=2,
         probed=2,
-        relu={
-            "width": 32,
-            "layers": 2,
-            "heads": 2,
-            "vocabulary": 300,
-            "context": 80,
-            "steps": 4,
-            "batch": 2,
-        },
+        relu=ReluSize(32, 2, 2, 300, context=80, steps=4, batch=2),
         shares=(0.2, 0.5),
-        spent_shares=(0.5,),
     ),
     "small": StudySize(
         "embedded",
         window=192,
         windows=6,
-        alone=2,
         stream_rows=1,
         stream=1024,
         stream_keys=128,
-        task_length=192,
-        examples=8,
         cut_windows=3,
         probed=3,
-        relu={
-            "width": 128,
-            "layers": 6,
-            "heads": 4,
-            "vocabulary": 1024,
-            "context": 192,
-            "steps": 400,
-            "batch": 8,
-        },
+        relu=ReluSize(128, 6, 4, 1024, context=192, steps=400, batch=8),
         dtype="bfloat16",
     ),
     "full": StudySize(
         "wikitext-2",
         window=256,
         windows=16,
-        alone=4,
         stream_rows=2,
         stream=2048,
         stream_keys=256,
-        task_length=256,
-        examples=16,
         cut_windows=8,
         probed=8,
-        relu={
-            "width": 192,
-            "layers": 6,
-            "heads": 4,
-            "vocabulary": 2048,
-            "context": 256,
-            "steps": 1500,
-            "batch": 8,
-        },
-        task_shares=(0.2, 0.5),
+        relu=ReluSize(192, 6, 4, 2048, context=256, steps=1500, batch=8),
         dtype="bfloat16",
     ),
 }

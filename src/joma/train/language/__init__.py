@@ -6,7 +6,6 @@ models. The loop itself is `joma.train.loop`, which ensembles share; texts and t
 `joma.data`, measurements in `joma.probes`.
 """
 
-from joma.common.renamed import renamed
 from joma.train.language._config import (
     PRESETS,
     CheckpointsSection,
@@ -21,8 +20,9 @@ from joma.train.language._config import (
     check_length,
     read_config,
 )
+from joma.train.language._estimate import TrainingEstimate, estimate
 from joma.train.language._export import SERIES, series_folder
-from joma.train.language._training import Trained, TrainingEstimate, estimate, train
+from joma.train.language._training import LanguageTraining, Trained, train
 from joma.train.processes import FailedElsewhereError, Processes, joined
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Config",
     "DataSection",
     "FailedElsewhereError",
+    "LanguageTraining",
     "ModelSection",
     "MonitorSection",
     "OptimizerSection",
@@ -48,5 +49,3 @@ __all__ = [
     "series_folder",
     "train",
 ]
-
-__getattr__ = renamed(__name__, {"Estimate": "TrainingEstimate"})

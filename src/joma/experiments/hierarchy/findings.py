@@ -1,0 +1,369 @@
+"""What attention took up first in each layer, what it let go, and what that says of Fig. 5.
+
+All of it is said of a height's ratio against what the same untrained network had: random weights
+have favourites too, and those are not learned. A change is that of the ratio's logarithm; it counts
+where its mean over seeds is more than `SURE` standard errors from zero.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joma.experiments._experiment import Outcome, Verdict
+from joma.experiments._frame import (
+    columns,
+    groups_done,
+    long_table,
+    mean_and_std,
+    read_metric,
+    standard_error,
+)
+from joma.experiments.hierarchy.networks import (
+    DECIDES,
+    DEPTH,
+    GROUPS,
+    HEIGHTS,
+    HierarchySize,
+    TreeGroup,
+)
+from joma.runs import Run
+
+TAKEN_UP = np.log(1.1)
+"""A height is taken up when its ratio is a tenth above that of the untrained network."""
+
+SURE = 3.0
+"""How many standard errors a change must have."""
+
+DISTINCT = 2.0
+"""How many standard errors must lie between two heights, or they move together."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCurves:
+    """One layer of a group while it learns.
+
+    Attributes:
+        steps: The steps of the measurements, the first 0.
+        ratio: Share of the attention to other tokens that each height gets, over what evenly
+            spread attention would give it, (heights, steps, seeds).
+        shuffled: The same for the same attention with the tree under wrong leaves.
+        entropy: Entropy of the attention, mean over queries, in nats, (steps, seeds).
+    """
+
+    steps: tuple[int, ...]
+    ratio: np.ndarray
+    shuffled: np.ndarray
+    entropy: np.ndarray
+
+    @property
+    def change(self) -> np.ndarray:
+        """Logarithm of the ratio over that of the same untrained network; shape as the ratio."""
+        logarithm = np.log(self.ratio)
+        return logarithm - logarithm[:, :1]
+
+
+@dataclass(frozen=True)
+class LayerHistory:
+    """What happened in one layer.
+
+    Attributes:
+        first: The heights that were taken up first: at the first measurement at which one is above
+            `TAKEN_UP`, that one and all that are not `DISTINCT` from it; none if nothing was.
+        begun: The step of that measurement.
+        taken_up: For each height, the first step at which it is above `TAKEN_UP`; None if never.
+        peak: The step at which the lowest of the first begins to fall back, by the most it does.
+        trough: The step at which it has; the same step where it never falls.
+        falls_back: Whether that is more than the error.
+        followers: The heights above that one that rise between the two.
+    """
+
+    first: tuple[int, ...]
+    begun: int | None
+    taken_up: tuple[int | None, ...]
+    peak: int | None
+    trough: int | None
+    falls_back: bool
+    followers: tuple[int, ...]
+
+    @property
+    def low_first(self) -> bool:
+        """Whether the tokens that co-occur most with the query came first, before all others."""
+        return self.first == HEIGHTS[:1]
+
+
+def history(curves: LayerCurves) -> LayerHistory:
+    """Return what happened in a layer."""
+    change, steps = curves.change, curves.steps
+    up = (change.mean(-1) >= TAKEN_UP) & _is_sure(change)
+    taken_up = tuple(steps[int(own.argmax())] if own.any() else None for own in up)
+    if not up.any():
+        return LayerHistory((), None, taken_up, None, None, False, ())
+    begun = int(up.any(0).argmax())
+    now = change[:, begun]
+    ahead = int(np.where(up[:, begun], now.mean(-1), -np.inf).argmax())
+    together = ~_is_sure(now[ahead] - now, DISTINCT)
+    first = tuple(h for h, with_it in zip(HEIGHTS, together, strict=True) if with_it)
+    lowest = HEIGHTS.index(first[0])
+    peak, trough = largest_fall(change[lowest].mean(-1))
+    later = change[:, trough] - change[:, peak]
+    rises = zip(HEIGHTS, _is_sure(later), strict=True)
+    return LayerHistory(
+        first=first,
+        begun=steps[begun],
+        taken_up=taken_up,
+        peak=steps[peak],
+        trough=steps[trough],
+        falls_back=bool(_is_sure(-later[lowest])),
+        followers=tuple(h for h, rise in rises if rise and h > first[0]),
+    )
+
+
+def largest_fall(curve: np.ndarray) -> tuple[int, int]:
+    """Return from where to where a curve falls the most; twice the last place if it never falls."""
+    highest = np.maximum.accumulate(curve)
+    trough = int((highest - curve).argmax())
+    if highest[trough] == curve[trough]:
+        return len(curve) - 1, len(curve) - 1
+    return int(curve[: trough + 1].argmax()), trough
+
+
+def _is_sure(values: np.ndarray, errors: float = SURE) -> np.ndarray:
+    """Return where the mean over seeds is positive by more than that many standard errors."""
+    return values.mean(-1) > errors * standard_error(values)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupResults:
+    """One group.
+
+    Attributes:
+        group: The group.
+        layers: The curves of each layer.
+        accuracy: Accuracy on fresh samples, (steps, seeds).
+        best_accuracy: That of a perfect observer who knows the tree; NaN where it is not known.
+    """
+
+    group: TreeGroup
+    layers: tuple[LayerCurves, ...]
+    accuracy: np.ndarray
+    best_accuracy: float
+
+
+def collect(run: Run, size: HierarchySize) -> dict[str, GroupResults]:
+    """Return what the metrics of the groups that are done hold."""
+    return {name: _read(own, GROUPS[name], size) for name, own in groups_done(run, GROUPS).items()}
+
+
+def _read(own: Run, group: TreeGroup, size: HierarchySize) -> GroupResults:
+    def read(name: str, *shape: Any) -> np.ndarray:
+        return read_metric([own], size.measure_at, size.seeds, name, *shape)[0]
+
+    heights = [f"H{height}" for height in HEIGHTS]
+    curves = zip(
+        read("attention_ratio", group.layers, heights),
+        read("shuffled_ratio", group.layers, heights),
+        read("attention_entropy", group.layers),
+        strict=True,
+    )
+    best = own.metrics.read("best_accuracy")["value"]
+    return GroupResults(
+        group,
+        tuple(LayerCurves(size.measure_at, *of) for of in curves),
+        read("accuracy"),
+        float(np.mean(best)) if len(best) else np.nan,
+    )
+
+
+def cooccurrence(group: TreeGroup) -> tuple[float, ...]:
+    """Theorem 5, and beyond it at H = L: P[token l occurs | token m occurs] by height."""
+    tree, level = group.tree, DEPTH - 1
+    found: dict[int, float] = {}
+    for leaf in range(1, tree.sizes[-1]):
+        height = tree.height(tree.common_ancestor((level, 0), (level, leaf)))
+        found.setdefault(height, float(tree.conditional((level, leaf), (level, 0))[1, 1]))
+    return tuple(found[height] for height in HEIGHTS)
+
+
+def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
+    """Return whether low-level association comes first, and what comes later.
+
+    It agrees where, in the lowest layer of networks of several layers with the class as label, the
+    tokens of height 1 are taken up first and alone (see `LayerHistory.first`), and differs where
+    others are before them. Where height 1 and another cannot be distinguished, or nothing is taken
+    up, it stays open. Whether the others follow is said next to it and does not decide.
+
+    Args:
+        results: By group.
+        comparable: Whether the networks are of the full size; small ones decide nothing.
+    """
+    verdict = Verdict.INCOMPLETE
+    finding = f"the networks that decide are not trained yet; train group {DECIDES}."
+    if DECIDES in results:
+        layers = results[DECIDES].layers
+        seen = history(layers[0])
+        if not comparable:
+            verdict = Verdict.NOT_COMPARABLE
+        elif seen.first and (seen.low_first or HEIGHTS[0] not in seen.first):
+            verdict = Verdict.of(seen.low_first)
+        first, later = _first(layers[0], seen), _later(layers[0], seen)
+        finding = f"in the lowest of {len(layers)} layers, {first}; {later}."
+    return Outcome(verdict, finding, list(_rows(results)), tuple(_paragraphs(results)))
+
+
+def _first(curves: LayerCurves, seen: LayerHistory) -> str:
+    """Return what came first, in words."""
+    if seen.begun is None:
+        return (
+            f"no height is taken up in {curves.steps[-1]:,} steps (the most that one gains is "
+            f"{_gain(curves.change.mean(-1).max())})"
+        )
+    begun = curves.steps.index(seen.begun)
+    gains = ", ".join(
+        f"H = {h} {_gain(g)}" for h, g in _by_height(curves.change[:, begun].mean(-1))
+    )
+    if seen.low_first:
+        how = "low-level association comes first: H = 1"
+    elif seen.first[0] == 1:
+        how = (
+            f"which comes first is not decided: H = {_and(seen.first)} come together, less than "
+            f"{DISTINCT:g} standard errors apart"
+        )
+    else:
+        how = f"low-level association does not come first: H = {_and(seen.first)} before H = 1"
+    return f"{how} (step {seen.begun}: {gains})"
+
+
+def _later(curves: LayerCurves, seen: LayerHistory) -> str:
+    """Return what came later, in words."""
+    if seen.peak is None or seen.trough is None:
+        return "so there is nothing to follow"
+    if not seen.falls_back:
+        return f"H = {seen.first[0]} does not fall back, so nothing takes its place"
+    peak, trough = (curves.steps.index(step) for step in (seen.peak, seen.trough))
+    lowest, *others = [
+        (h, f"H = {h} ({_to(own[peak], own[trough])})")
+        for h, own in _by_height(curves.change.mean(-1))
+        if h >= seen.first[0]
+    ]
+    parts = [f"{lowest[1]} falls back"]
+    parts += [f"{text} {'rises' if h in seen.followers else 'does not rise'}" for h, text in others]
+    words = f"from step {seen.peak} to {seen.trough:,} {', '.join(parts)}"
+    if trough == len(curves.steps) - 1:
+        return words
+    ends = _by_height(np.exp(curves.change[:, -1].mean(-1)))
+    return f"{words}; at the end {', '.join(f'H = {h} ×{end:.2f}' for h, end in ends)}"
+
+
+def _by_height(values: np.ndarray) -> list[tuple[int, Any]]:
+    return list(zip(HEIGHTS, values, strict=True))
+
+
+def _gain(change: float) -> str:
+    """Return the change of a logarithm as per cent, with a sign."""
+    gain = round(float(np.expm1(change)), 2) + 0.0  # rounding may have left −0
+    return f"{gain:+.0%}".replace("-", "−")
+
+
+def _to(start: float, end: float) -> str:
+    """Return two changes of a logarithm as factors."""
+    return f"×{np.exp(start):.2f} → ×{np.exp(end):.2f}"
+
+
+def _and(heights: Iterable[int]) -> str:
+    return " and ".join(str(height) for height in heights)
+
+
+def _paragraphs(results: Mapping[str, GroupResults]) -> Iterable[str]:
+    expected = ", ".join(
+        f"{p:.2f} at H = {h}" for h, p in zip(HEIGHTS, cooccurrence(GROUPS[DECIDES]), strict=True)
+    )
+    yield (
+        f"Expected: where the query occurs, another token does with probability {expected} "
+        "(Theorem 5), so H = 1 should come first. × is a height's share of the attention to other "
+        "tokens, against the same network untrained; bands are two standard errors, a dot marks "
+        "where a height is a tenth up."
+    )
+    yield _controls(results)
+    right = [
+        f"{name} {of.accuracy[-1].mean():.2f}"
+        + ("" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}")
+        for name, of in results.items()
+    ]
+    yield f"Accuracy at the end, of what is possible: {', '.join(right)}."
+
+
+def _controls(results: Mapping[str, GroupResults]) -> str:
+    """Return what untrained networks, a shuffled tree and the flat tree say."""
+    layers = [curves for of in results.values() for curves in of.layers]
+    untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in layers], -1)
+    wrong = np.exp([np.log(curves.shuffled[:, -1]).mean(-1) for curves in layers])
+    spread = ", ".join(f"{np.exp(own.mean()):.2f} ± {own.std(ddof=1):.2f}" for own in untrained)
+    text = (
+        f"Controls: untrained networks give {spread} to H = {_and(HEIGHTS)} (mean and spread over "
+        f"networks). With the tree under wrong leaves, trained ones give "
+        f"{wrong.min():.2f} to {wrong.max():.2f}."
+    )
+    if not {DECIDES, "flat-3"} <= results.keys():
+        return text
+    (tree, tree_errors), (flat, flat_errors) = (
+        _gap(results[name].layers[0]) for name in (DECIDES, "flat-3")
+    )
+    return (
+        f"{text} At the end H = 1 gets {np.exp(tree):.2f} times as much as H = 2 on the tree "
+        f"(layer 0 of 3; {tree_errors:.0f} standard errors from even), and {np.exp(flat):.2f} "
+        f"times ({flat_errors:.0f}) on the flat one, where tokens of height 1 have no latent of "
+        "their own in common."
+    )
+
+
+def _gap(curves: LayerCurves) -> tuple[float, float]:
+    """Return the log ratio of the final gains of H = 1 and H = 2, and how many errors that is."""
+    gap = curves.change[0, -1] - curves.change[1, -1]
+    return float(gap.mean()), float(abs(gap.mean()) / standard_error(gap))
+
+
+def _rows(results: Mapping[str, GroupResults]) -> Iterable[dict[str, str]]:
+    for name, of in results.items():
+        expected = cooccurrence(of.group)
+        for layer, curves in enumerate(of.layers):
+            seen, mean = history(curves), curves.change.mean(-1)
+            for i, height in enumerate(HEIGHTS):
+                extreme = int(np.abs(mean[i]).argmax())
+                taken_up = seen.taken_up[i]
+                yield {
+                    "network": name,
+                    "layer": str(layer),
+                    "H": str(height),
+                    "P[l|m]": f"{expected[i]:.2f}",
+                    "untrained": mean_and_std(curves.ratio[i, 0]),
+                    "taken up": "–" if taken_up is None else str(taken_up),
+                    "extreme": mean_and_std(curves.ratio[i, extreme]),
+                    "at step": str(curves.steps[extreme]),
+                    "end": mean_and_std(curves.ratio[i, -1]),
+                    "shuffled": mean_and_std(curves.shuffled[i, -1]),
+                }
+
+
+def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, Any]]:
+    """Return two tables: means and deviations over networks, and the ratio of every network."""
+    heights, seeds = [], []
+    for name, of in results.items():
+        for layer, curves in enumerate(of.layers):
+            for i, at in np.ndindex(curves.ratio.shape[:2]):
+                row: dict[str, Any] = {"group": name, "layer": layer, "height": HEIGHTS[i]}
+                row["step"] = curves.steps[at]
+                for key, own in (
+                    ("ratio", curves.ratio[i, at]),
+                    ("shuffled", curves.shuffled[i, at]),
+                    ("entropy", curves.entropy[at]),
+                ):
+                    row |= {key: own.mean(), f"{key}_std": own.std(ddof=1)}
+                heights.append(row)
+            axes = {"height": HEIGHTS, "step": curves.steps, "seed": range(curves.ratio.shape[2])}
+            table = long_table(curves.ratio, "ratio", **axes)
+            count = curves.ratio.size
+            seeds.append({"group": [name] * count, "layer": [layer] * count, **table})
+    joined = {key: np.concatenate([one[key] for one in seeds]) for key in (seeds or [{}])[0]}
+    return {"heights": columns(heights), "seeds": joined}
