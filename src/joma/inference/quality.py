@@ -1,4 +1,12 @@
-"""The loss of a text read through a cache, and what it costs to cut one layer alone."""
+"""What a smaller cache costs: loss on a text, and the cost of one layer.
+
+Everything takes a model and a policy of `joma.inference`, None for the plain model with the cache
+of transformers.
+
+- `text_loss`: loss of every token of some windows, cache bytes and tokens per second, in one pass.
+- `layer_costs`: what it costs to cut one layer alone.
+- `attention_profiles`: what the probes say of each layer beforehand.
+"""
 
 import math
 import time
@@ -18,6 +26,7 @@ from joma.common.paired import Paired, paired
 from joma.errors import JomaError
 from joma.inference.policies import Full, Policy
 from joma.inference.support import text_config
+from joma.probes import AttentionAccumulator, AttentionCall, watch_attention
 
 Policies = Policy | Sequence[Policy] | None
 """One policy for all layers, one for each, or None for the plain model with transformers' cache."""
@@ -47,55 +56,14 @@ def bytes_held(kv: Any) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def check_tokens(name: str, tokens: Tensor, least: int) -> None:
-    """Raise unless some tokens are rows of at least `least` whole numbers."""
+def _check_windows(tokens: Tensor, least: int) -> None:
     if tokens.ndim != 2 or tokens.is_floating_point() or not len(tokens):
         raise JomaError(
-            f"{name} must be whole numbers of shape (windows, tokens), got {tokens.dtype} of "
+            f"windows must be whole numbers of shape (windows, tokens), got {tokens.dtype} of "
             f"shape {tuple(tokens.shape)}"
         )
     if tokens.shape[1] < least:
-        raise JomaError(f"{name} must have at least {least} tokens each, got {tokens.shape[1]}")
-
-
-def last_places(tokens: Tensor, kept: int) -> Tensor:
-    """Return the last places of some tokens, for the `logits_to_keep` of a model.
-
-    With a number there, transformers multiplies a strided view of the states, which torch on the
-    CPU does with a copy of the output layer for each row: 13 s instead of 0.05 s for 8 rows of
-    Gemma 3 270M in bfloat16.
-    """
-    end = tokens.shape[1]
-    return torch.arange(end - kept, end, device=tokens.device)
-
-
-@torch.no_grad()
-def logits_of(
-    model: nn.Module, kv: Any, tokens: Tensor, chunk: int, first: int = 0
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the place of the first token of a chunk and logits after each of its tokens, (B, t, V).
-
-    Args:
-        model: The model.
-        kv: The cache, which may have read earlier tokens.
-        tokens: What is read next, (B, T).
-        chunk: Tokens read at once.
-        first: Place of the first token after which logits are wanted: the output layer, expensive
-            where the vocabulary is large, is not computed for chunks that end before it.
-    """
-    whole_number("chunk", chunk, 1)
-    device = next(model.parameters()).device
-    for start in range(0, tokens.shape[1], chunk):
-        part = tokens[:, start : start + chunk].to(device)
-        kept = min(part.shape[1], max(start + part.shape[1] - first, 1))
-        logits = model(
-            input_ids=part,
-            past_key_values=kv,
-            use_cache=True,
-            logits_to_keep=last_places(part, kept),
-        ).logits
-        if start + part.shape[1] > first:
-            yield start + part.shape[1] - kept, logits
+        raise JomaError(f"windows must have at least {least} tokens each, got {tokens.shape[1]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,20 +153,22 @@ def text_loss(
     Raises:
         JomaError: The windows are no tokens or too short, or a cache cannot serve the model.
     """
-    check_tokens("windows", windows, first + 2)
-    whole_number("batch", batch, 1)
-    whole_number("first", first, 0)
+    _check_windows(windows, first + 2)
+    for name, value, least in (("batch", batch, 1), ("chunk", chunk, 1), ("first", first, 0)):
+        whole_number(name, value, least)
+    device = next(model.parameters()).device
     nll, held, seconds, processor = [], 0, 0.0, 0.0
-    for rows in windows.split(batch):
+    for rows in windows.to(device).split(batch):
         start, busy = time.perf_counter(), time.process_time()
-        with opened(model, policies) as kv:
-            parts = []
-            for place, logits in logits_of(model, kv, rows, chunk):
-                targets = rows[:, place + 1 : place + 1 + logits.shape[1]].to(logits.device)
+        with torch.no_grad(), opened(model, policies) as kv:
+            losses = []
+            for at in range(0, rows.shape[1], chunk):
+                some, targets = rows[:, at : at + chunk], rows[:, at + 1 : at + chunk + 1]
+                logits = model(input_ids=some, past_key_values=kv, use_cache=True).logits
                 flat = logits[:, : targets.shape[1]].flatten(0, 1).float()
-                losses = cross_entropy(flat, targets.flatten(), reduction="none")
-                parts.append(losses.view(targets.shape))
-            nll.append(torch.cat(parts, 1).cpu().numpy())
+                own = cross_entropy(flat, targets.flatten(), reduction="none")
+                losses.append(own.view(targets.shape))
+            nll.append(torch.cat(losses, 1).cpu().numpy())
             seconds += time.perf_counter() - start
             processor += time.process_time() - busy
             held += bytes_held(kv)
@@ -268,3 +238,83 @@ def layer_costs(
         found.append(text_loss(model, windows, policies, **how).by_window)
         report(done)
     return LayerCosts(chosen, np.array(found).reshape(len(chosen), -1), full.by_window)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProfile:
+    """Attention of one layer, means over heads and windows.
+
+    Attributes:
+        layer: Number of the layer.
+        entropy: Entropy of a query's attention in nats.
+        effective: Mean of exp(entropy), to how many keys a query attends.
+        first: Mass on the first key, 0 to 1.
+        held: held[n − 1] is the share of all mass that the n keys with most of it receive, each
+            head and window for itself; rises to 1. Its length is that of the windows.
+    """
+
+    layer: int
+    entropy: float
+    effective: float
+    first: float
+    held: NDArray[np.float64]
+
+    def heavy(self, share: float) -> float:
+        """Return the mass on the keys that receive most, as many as a share of the window.
+
+        Args:
+            share: Number of keys as a share of the window, 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            raise JomaError(f"share must be from 0 to 1, got {share!r}")
+        return float(self.heavy_of(np.array([share]))[0])
+
+    def heavy_of(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return `heavy` of many shares at once."""
+        places = np.arange(len(self.held) + 1) / len(self.held)
+        return np.interp(shares, places, np.concatenate([[0.0], self.held]))
+
+
+@torch.no_grad()
+def attention_profiles(model: nn.Module, windows: Tensor, *, batch: int = 4) -> list[LayerProfile]:
+    """Measure the attention of every layer of the plain model.
+
+    Args:
+        model: A decoder of transformers.
+        windows: Tokens, (windows, tokens), with the special tokens that the model needs.
+        batch: Windows read at the same time.
+
+    Raises:
+        JomaError: The windows are no tokens, or the attention of the model cannot be watched.
+    """
+    _check_windows(windows, 2)
+    whole_number("batch", batch, 1)
+    means: dict[int, AttentionAccumulator] = {}
+    sums: dict[int, Tensor] = {}
+    counts: dict[int, int] = {}
+
+    def see(call: AttentionCall) -> None:
+        found = call.statistics(first=1, received=True)
+        means.setdefault(call.layer, AttentionAccumulator()).update(found)
+        assert found.received is not None
+        sorted_BHS = found.received.double().sort(-1, descending=True).values
+        shares = sorted_BHS.cumsum(-1) / sorted_BHS.sum(-1, keepdim=True)
+        sums[call.layer] = sums.get(call.layer, 0.0) + shares.sum((0, 1)).cpu()
+        counts[call.layer] = counts.get(call.layer, 0) + shares.shape[0] * shares.shape[1]
+
+    device = next(model.parameters()).device
+    for rows in windows.split(batch):
+        with watch_attention(model, see):
+            # The output layer is not needed: it may take most of the time. An index, since with a
+            # number the layer is copied for each row on the CPU.
+            last = torch.tensor([rows.shape[1] - 1], device=device)
+            model(input_ids=rows.to(device), use_cache=False, logits_to_keep=last)
+    profiles = []
+    for layer in sorted(means):
+        mean = means[layer].compute().layer
+        assert mean.first is not None
+        held = (sums[layer] / counts[layer]).numpy()
+        profiles.append(
+            LayerProfile(layer, float(mean.entropy), float(mean.effective), float(mean.first), held)
+        )
+    return profiles
