@@ -105,7 +105,7 @@ class EvictingCache(Cache):
             for decoder in {model.base_model, model.get_decoder()}:
                 hook = decoder.register_forward_pre_hook(prepare, with_kwargs=True)
                 stack.callback(hook.remove)
-            stack.enter_context(tap_attention(model, self._attend))
+            stack.enter_context(tap_attention(model, self._attend, interface_alone=True))
             self._is_active = True
             try:
                 yield self

@@ -202,12 +202,14 @@ class EvictingLayer(CacheLayerMixin):
         results: list[Tensor] = []
         for at in range(0, T, step):
             query, place = call.query[:, :, at : at + step], position[:, at : at + step]
-            scores = products(query, store.keys, scale)
+            scores, allowed = products(query, store.keys, scale), None
+            if T > 1 or self._padded or self._window is not None:
+                allowed = self._allowed(store, place)
             if moves_sinks:
                 scores = self._with_moved_sinks(scores, store, query, place, scale)
             own = None if weight is None else weight[:, at : at + step]
             found, received = scored_attention(
-                scores, store.values, self._allowed(store, place), softcap=call.softcap, weight=own
+                scores, store.values, allowed, softcap=call.softcap, weight=own
             )
             results.append(found)
             if received is not None:
