@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from joma.common.quiet import quietly, reading
 from joma.errors import JomaError
-from joma.inference.quality.reading import Policies, bytes_held, opened
+from joma.inference.quality import Policies, bytes_held, opened
 from joma.inference.support import learned_positions, text_config
 from joma.models import Loaded
 
