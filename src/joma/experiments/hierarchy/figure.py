@@ -30,8 +30,8 @@ from joma.report import figures
 from joma.runs import Run
 
 _STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
-_FINE_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2])
-_TICKS = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10])
+_TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
+_FINE_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2)
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
@@ -61,22 +61,19 @@ def draw_layers(results: Mapping[str, GroupResults]) -> Figure | None:
         return None
     columns = results[there[0]].group.layers
     figure, axes = figures.new(10.5, 2.5 * (len(there) + 1), len(there) + 1, columns)
-    for row, name in zip(axes, there, strict=False):
-        expected = cooccurrence(results[name].group)
-        for layer, (ax, curves) in enumerate(zip(row, results[name].layers, strict=True)):
-            _draw_ratio(ax, curves, expected)
-            ax.set_title(f"{titles[name]}: layer {layer}")
+    styles = ((figures.BLACK, "-"), (figures.GREY, "--"))
+    for row, name, style in zip(axes, there, styles, strict=False):
+        for layer, curves in enumerate(results[name].layers):
+            _draw_ratio(row[layer], curves, cooccurrence(results[name].group))
+            row[layer].set_title(f"{titles[name]}: layer {layer}")
+            _draw_entropy(axes[-1, layer], curves, *style, titles[name])
+            axes[-1, layer].set(title=f"entropy: layer {layer}", xlabel="step")
         row[0].set_ylabel("attention, × untrained")
+    axes[-1, 0].set_ylabel("nats")
+    for row in axes:
         row[0].legend(loc="lower left", fontsize=8)
-    colors, styles = (figures.BLACK, figures.GREY), ("-", "--")
-    for layer, ax in enumerate(axes[-1]):
-        for name, color, style in zip(there, colors, styles, strict=False):
-            _draw_entropy(ax, results[name].layers[layer], color, style, titles[name])
-        ax.set(title=f"entropy: layer {layer}", xlabel="step")
-    axes[-1][0].set_ylabel("nats")
-    axes[-1][0].legend(loc="lower left", fontsize=8)
-    _share_limits(axes[:-1], ratios=True, room=0.8)
-    _share_limits(axes[-1])
+    _share_ratios(list(axes[:-1].flat), columns, room=0.8)
+    figures.share_limits(axes[-1], columns)
     return figure
 
 
@@ -98,7 +95,7 @@ def draw_one_layer(results: Mapping[str, GroupResults]) -> Figure | None:
         _draw_entropy(axes[-1], curves, color, style, title)
     axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
     axes[0].set_ylabel("attention, × untrained")
-    _share_limits(axes[:-1], ratios=True, room=0.72)
+    _share_ratios(list(axes[:-1]), len(there), room=0.72)
     low, high = axes[-1].get_ylim()
     axes[-1].set_ylim(low - 0.3 * (high - low), high)
     for ax in axes:
@@ -114,53 +111,33 @@ def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> Non
         color, style = _STYLES[height]
         label = f"H = {height}, P[l|m] = {expected[i]:.2f}"
         # Relative to the untrained network, as all is that is said of it.
-        own, wrong = (
-            np.log(values[i]) - np.log(values[i, :1]) for values in (curves.ratio, curves.shuffled)
-        )
+        own, wrong = (np.log(of[i] / of[i, :1]) for of in (curves.ratio, curves.shuffled))
         mean, error = own.mean(-1), 2 * standard_error(own)
-        ax.fill_between(
-            steps, np.exp(mean - error), np.exp(mean + error), color=color, alpha=0.18, lw=0
-        )
-        ax.semilogx(steps, np.exp(mean), style, color=color, label=label)
-        ax.semilogx(
-            steps,
-            np.exp(wrong.mean(-1)),
-            style,
-            color="#a8a8a8",
-            lw=0.9,
-            label="tree under wrong leaves" if height == HEIGHTS[-1] else None,
-        )
+        ends = np.exp([mean - error, mean, mean + error])
+        figures.band(ax, steps, *ends, color=color, alpha=0.18, ls=style, label=label)
+        label = "tree under wrong leaves" if height == HEIGHTS[-1] else None
+        ax.plot(steps, np.exp(wrong.mean(-1)), style, color="#a8a8a8", lw=0.9, label=label)
         if (taken_up := taken_up_at[i]) is not None:
             at = curves.steps.index(taken_up)
-            ax.semilogx(steps[at], np.exp(mean[at]), "o", color=color, ms=5.5, mec="white")
+            ax.plot(steps[at], np.exp(mean[at]), "o", color=color, ms=5.5, mec="white")
     ax.set_yscale("log")
-    _step_axis(ax, curves.steps)
+    figures.log_steps(ax, curves.steps[-1])
 
 
 def _draw_entropy(ax: Axes, curves: LayerCurves, color: str, style: str, label: str) -> None:
-    steps = np.maximum(curves.steps, 0.5)
     mean, error = curves.entropy.mean(-1), 2 * standard_error(curves.entropy)
-    ax.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, lw=0)
-    ax.semilogx(steps, mean, style, color=color, label=label, lw=1.5)
-    _step_axis(ax, curves.steps)
+    ends = (mean - error, mean, mean + error)
+    line = {"color": color, "alpha": 0.15, "ls": style, "label": label, "lw": 1.5}
+    figures.band(ax, np.maximum(curves.steps, 0.5), *ends, **line)
+    figures.log_steps(ax, curves.steps[-1])
 
 
-def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
-    powers = [power for power in (1, 10, 100, 1000, 10_000) if power <= steps[-1]]
-    ax.set_xticks([0.5, *powers], ["0", *(f"{power:,}" for power in powers)])
-    ax.minorticks_off()
-
-
-def _share_limits(rows: np.ndarray, ratios: bool = False, room: float = 1.0) -> None:
-    """Set one range for all panels, with numbers at the left alone and room for a legend."""
-    limits = np.array([ax.get_ylim() for ax in rows.flat])
-    low, high = limits[:, 0].min() * room, limits[:, 1].max()
-    for row in np.atleast_2d(rows):
-        for ax in row:
-            ax.set_ylim(low, high)
-            if ratios:
-                ticks = _FINE_TICKS if high < 3 * low else _TICKS
-                inside = ticks[(ticks >= low) & (ticks <= high)]
-                ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
-                ax.yaxis.set_minor_formatter(NullFormatter())
-            ax.tick_params(labelleft=ax is row[0])
+def _share_ratios(axes: Sequence[Axes], columns: int, room: float) -> None:
+    """Give panels of ratios one range, with room for a legend, and round numbers as ticks."""
+    figures.share_limits(axes, columns, room)
+    low, high = axes[0].get_ylim()
+    ticks = _FINE_TICKS if high < 3 * low else _TICKS
+    inside = [tick for tick in ticks if low <= tick <= high]
+    for ax in axes:
+        ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
+        ax.yaxis.set_minor_formatter(NullFormatter())

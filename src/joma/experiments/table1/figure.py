@@ -100,7 +100,7 @@ def _draw_series(
 def draw_table1_training(results: CellResults) -> Figure:
     """Draw NCorr, its controls and the accuracy over training, means over all cells."""
     figure, axes = figures.new(10.5, 3.4, 1, len(_LEVEL_NAMES))
-    steps = _step_places(results)
+    steps = np.maximum(results.steps, 0.5)
     for s, ax in enumerate(axes):
         for measure, color, style, label in (
             ("ncorr", _BLUE, "-o", "NCorr"),
@@ -109,11 +109,11 @@ def draw_table1_training(results: CellResults) -> Figure:
         ):
             values = results.by_level[measure][:, s].mean((0, 2))
             there = ~np.isnan(values)
-            ax.semilogx(steps[there], values[there], style, color=color, label=label, ms=4)
+            ax.plot(steps[there], values[there], style, color=color, label=label, ms=4)
         accuracy = results.whole["accuracy"].mean((0, 2))
-        ax.semilogx(steps, accuracy, ":", color=figures.BLACK, label="accuracy", lw=1.4)
+        ax.plot(steps, accuracy, ":", color=figures.BLACK, label="accuracy", lw=1.4)
         ax.set(title=_LEVEL_NAMES[s], xlabel="step", ylim=(-0.05, 1.05))
-        _step_axis(ax, results)
+        figures.log_steps(ax, results.steps[-1])
     axes[0].set_ylabel("mean over cells")
     axes[-1].legend(loc="best", fontsize=8)
     return figure
@@ -124,23 +124,23 @@ def draw_trees_training(results: CellResults) -> Figure:
     depths = _by_depth(results)
     figure, axes = figures.new(12, 3.8, 1, len(depths))
     axes = np.atleast_1d(axes)
-    steps = _step_places(results)
+    steps = np.maximum(results.steps, 0.5)
     levels = ((_BLUE, "o"), (_RED, "s"), (figures.GREEN, "D"))
     for ax, (depth, places) in zip(axes, depths.items(), strict=True):
         for s in range(depth):
             color, marker = levels[s] if s < depth - 1 else (figures.PURPLE, "^")
             curve = results.by_level["ncorr"][places, s].mean((0, 2))
             label = results.cells[places[0]].level(s)
-            ax.semilogx(steps, curve, color=color, marker=marker, ms=4, label=label)
+            ax.plot(steps, curve, color=color, marker=marker, ms=4, label=label)
             possible = results.at("observer", 0)[places, s].mean()
             ax.axhline(possible, color=color, ls="--", lw=1)
         accuracy = results.whole["accuracy"][places].mean((0, 2))
-        ax.semilogx(steps, accuracy, color=figures.BLACK, lw=1.4, label="accuracy")
+        ax.plot(steps, accuracy, color=figures.BLACK, lw=1.4, label="accuracy")
         best = results.whole["best_accuracy"][places, 0].mean()
         ax.axhline(best, color=figures.BLACK, ls="--", lw=1)
         ax.plot([], [], color=_GREY, ls="--", lw=1, label="best possible")
         ax.set(title=f"depth {depth}", xlabel="step", ylim=(-0.03, 1.03))
-        _step_axis(ax, results)
+        figures.log_steps(ax, results.steps[-1])
     axes[0].set_ylabel("NCorr, mean over ρ")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
     return figure
@@ -152,14 +152,3 @@ def _by_depth(results: CellResults) -> dict[int, list[int]]:
     for place, cell in enumerate(results.cells):
         found.setdefault(cell.depth, []).append(place)
     return found
-
-
-def _step_places(results: CellResults) -> np.ndarray:
-    """Return steps on a logarithmic axis, ½ standing for 0."""
-    return np.maximum(results.steps, 0.5)
-
-
-def _step_axis(ax: Axes, results: CellResults) -> None:
-    powers = [10**k for k in range(5) if 10**k <= results.steps[-1]]
-    ax.set_xticks([0.5, *powers], ["0", *(f"{power:,}" for power in powers)])
-    ax.minorticks_off()
