@@ -11,16 +11,17 @@ from torch import nn
 from joma.common.paired import paired
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.galore import results, training
-from joma.experiments.galore.results import GaloreResults, Variant
-from joma.experiments.galore.setting import (
+from joma.experiments.galore import (
     GROUPS,
     SIZES,
     GaLoreNetwork,
     LearningRate,
     networks_of,
+    results,
+    training,
     tuning,
 )
+from joma.experiments.galore.results import GaloreResults, Variant
 from joma.experiments.galore.training import LoRALinear, add_lora
 from joma.runs import Run
 

@@ -8,17 +8,18 @@ import pytest
 from benchmarks import galore_peer
 
 from joma.experiments import EXPERIMENTS
-from joma.experiments.galore import results, training
-from joma.experiments.galore.figure import paired_differences
-from joma.experiments.galore.results import GaloreResults
-from joma.experiments.galore.setting import (
+from joma.experiments.galore import (
     SIZES,
     TUNING_MEMBER,
     GaLoreNetwork,
     LearningRate,
     networks_of,
+    results,
+    training,
     tuning,
 )
+from joma.experiments.galore.figure import paired_differences
+from joma.experiments.galore.results import GaloreResults
 from joma.runs import Run
 
 TINY, MEDIUM = SIZES["tiny"], SIZES["medium"]

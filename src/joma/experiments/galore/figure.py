@@ -10,7 +10,7 @@ from joma.common.paired import Paired, paired
 from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.galore import EXPERIMENT
+from joma.experiments.galore import EXPERIMENT, GROUPS, METHODS, SIZES, networks_of, tuning
 from joma.experiments.galore.results import (
     GaloreResults,
     best_rates,
@@ -21,7 +21,6 @@ from joma.experiments.galore.results import (
     tuning_losses,
     variants,
 )
-from joma.experiments.galore.setting import GROUPS, METHODS, SIZES, networks_of, tuning
 from joma.report import figures
 from joma.runs import Run
 

@@ -12,7 +12,7 @@ from scipy import stats
 from joma.common.paired import Paired, paired
 from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._frame import columns, groups_done, mean_and_error
-from joma.experiments.galore.setting import (
+from joma.experiments.galore import (
     GROUPS,
     KEPT_MOMENTS,
     METHODS,

@@ -13,7 +13,21 @@ from matplotlib.lines import Line2D
 
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._frame import columns
-from joma.experiments.language import FIG6, FIG8, findings, training
+from joma.experiments.language import (
+    EMBEDDED,
+    FIG6,
+    FIG8,
+    SIZES,
+    SWEPT,
+    TEXTS,
+    UNIFORM,
+    WIKITEXT_2,
+    LanguageSize,
+    findings,
+    named,
+    sized,
+    training,
+)
 from joma.experiments.language.curves import (
     EntropyCurves,
     Key,
@@ -21,17 +35,6 @@ from joma.experiments.language.curves import (
     compare,
     done,
     read_recorded,
-)
-from joma.experiments.language.setting import (
-    EMBEDDED,
-    SIZES,
-    SWEPT,
-    TEXTS,
-    UNIFORM,
-    WIKITEXT_2,
-    LanguageSize,
-    named,
-    sized,
 )
 from joma.report import figures
 from joma.runs import Run

@@ -8,8 +8,7 @@ import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._frame import concatenated, listed, long_table, mean_and_std
-from joma.experiments.language.curves import BAND, MAX_LOSS_GAP, EntropyCurves, Key, Pair
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     DEPTHS,
     EMBEDDED,
     RATES,
@@ -19,6 +18,7 @@ from joma.experiments.language.setting import (
     LanguageSetting,
     named,
 )
+from joma.experiments.language.curves import BAND, MAX_LOSS_GAP, EntropyCurves, Key, Pair
 from joma.report.marks import ranges
 
 RECORDED_LOSS = dict(zip(RATES, (6.410, 5.885, 5.671, 5.229, 5.167, 5.305, 6.761), strict=True))

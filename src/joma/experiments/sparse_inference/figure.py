@@ -13,7 +13,15 @@ from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
 from joma.experiments._frame import concatenated, standard_error
-from joma.experiments.sparse_inference import EXPERIMENT
+from joma.experiments.sparse_inference import (
+    CUT_POLICIES,
+    EXPERIMENT,
+    FILES,
+    POLICIES,
+    POLICY_TITLES,
+    SIZES,
+    TITLES,
+)
 from joma.experiments.sparse_inference.findings import (
     KEPT,
     PREDICTORS,
@@ -21,14 +29,6 @@ from joma.experiments.sparse_inference.findings import (
     collect,
     judge,
     layer_rankings,
-)
-from joma.experiments.sparse_inference.setting import (
-    CUT_POLICIES,
-    FILES,
-    POLICIES,
-    POLICY_TITLES,
-    SIZES,
-    TITLES,
 )
 from joma.report import figures
 from joma.runs import Run

@@ -12,7 +12,7 @@ from scipy import stats
 from joma.common.paired import Paired, paired
 from joma.errors import JomaError
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments.sparse_inference.setting import (
+from joma.experiments.sparse_inference import (
     CUT_POLICIES,
     PARTS,
     POLICIES,

@@ -20,12 +20,14 @@ from joma.experiments._frame import (
     listed,
     train_cells,
 )
-from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1, figure
-from joma.experiments.table1.nodes import (
+from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1
+from joma.experiments.table1.results import (
     PLANTED,
     CellResults,
     collect,
     controls,
+    draw_table1,
+    draw_table1_training,
     planted_name,
     pooled_nodes,
     power,
@@ -139,11 +141,11 @@ def reproduce(run: Run, request: Request) -> Outcome:
     bounds = largest_possible(results.cells, size, request.seed)
     outcome = judge(results, bounds, has_published_size)
     made = tables(results.by_level, partial(_label, results), _published_of)
-    publish(run, TABLE1, outcome, figure.draw_table1(results), made)
+    publish(run, TABLE1, outcome, draw_table1(results), made)
     figures.save(
         run,
         "table1-training",
-        figure.draw_table1_training(results),
+        draw_table1_training(results),
         title="NCorr while the networks of Table 1 learn",
         caption=outcome.paragraphs[0],
     )

@@ -21,8 +21,16 @@ from joma.experiments._frame import (
     read_metric,
     train_cells,
 )
-from joma.experiments.table1 import TABLE1_HBLT, figure
-from joma.experiments.table1.nodes import CellResults, collect, controls, pooled_nodes, tables
+from joma.experiments.table1 import TABLE1_HBLT
+from joma.experiments.table1.results import (
+    CellResults,
+    collect,
+    controls,
+    draw_trees,
+    draw_trees_training,
+    pooled_nodes,
+    tables,
+)
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import held_out, ncorr
@@ -118,11 +126,11 @@ def reproduce(run: Run, request: Request) -> Outcome:
         **tables(measured, partial(_label, results)),
         "every": _every_table(results, every),
     }
-    publish(run, TABLE1_HBLT, outcome, figure.draw_trees(results), made)
+    publish(run, TABLE1_HBLT, outcome, draw_trees(results), made)
     figures.save(
         run,
         "table1-hblt-training",
-        figure.draw_trees_training(results),
+        draw_trees_training(results),
         title="NCorr while networks learn from HBLT(ρ)",
         caption="\n".join(outcome.paragraphs),
     )
