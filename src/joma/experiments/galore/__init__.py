@@ -1,8 +1,8 @@
 """GaLore on a small Llama: loss, memory and time next to full rank and LoRA, and why it works.
 
-Here live the networks and their sizes (`setting`), the model, its text, the optimizer of each
-method and what is measured of gradients and weights (`training`), what the run folders hold
-(`results`), what that says (`findings`) and the picture (`figure`).
+Here live the networks and their sizes and, next to them, the model, its text, the optimizer of each
+method and what is measured of gradients and weights (`training`), what the run folders hold and
+say (`results`) and the picture (`figure`).
 """
 
 from collections.abc import Iterable, Mapping

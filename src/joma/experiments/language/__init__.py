@@ -6,9 +6,9 @@ of 1, 2, 5 and 10 layers at one learning rate; Fig. 8 those of five layers at se
 trained with those of Fig. 6 and not again where a run of it lies next to this one. What the paper
 does not show, the stable rank of the MLP's lower layers, is drawn below Fig. 6.
 
-Here live the setting (`setting`), the text, the training and what is measured on its way
-(`training`), the curves that were measured and recorded ones (`curves`), what they say
-(`findings`) and the pictures (`figure`).
+Here live the setting and, next to it, the training and what is measured on its way (`training`),
+the curves that were measured and recorded ones (`curves`), what they say (`findings`) and the
+pictures (`figure`).
 """
 
 import math

@@ -1,7 +1,7 @@
 """What a smaller cache costs on real models: StreamingLLM's and H2O's claims, and the probes.
 
-Here live the setting (`setting`), the models, their texts and what is measured of each (`study`),
-what that shows (`findings`) and the pictures (`figure`).
+Here live the setting and, next to it, the models, their texts and what is measured of each
+(`study`), what that shows (`findings`) and the pictures (`figure`).
 """
 
 from collections.abc import Mapping

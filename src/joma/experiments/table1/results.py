@@ -1,4 +1,4 @@
-"""The pictures of both Table 1 experiments: every cell, and NCorr as the networks learn."""
+"""What both Table 1 experiments share: hidden nodes, the controls of NCorr, results, pictures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
