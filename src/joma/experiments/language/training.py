@@ -12,7 +12,7 @@ from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.errors import JomaError
 from joma.experiments import _frame
 from joma.experiments._experiment import Request
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     FIRST_SEED,
     GROUPS,
     LENGTH,
