@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from joma.common.checks import (
     check_known,
@@ -43,11 +43,10 @@ class _Section:
 
 def _check_setting(name: str, value: Any, hint: Any) -> None:
     """Raise JomaError unless a value is what an annotation says; others than these always are."""
-    if get_origin(hint) is UnionType or get_origin(hint) is Union:
-        kinds = [one for one in get_args(hint) if one is not NoneType]
-        if len(kinds) > 1 or (value is None and len(kinds) < len(get_args(hint))):
+    if NoneType in get_args(hint):
+        if value is None:
             return
-        (hint,) = kinds
+        hint = get_args(hint)[0]
     if hint is bool:
         check_truth(name, value)
     elif hint is str:
@@ -212,7 +211,7 @@ class CheckpointsSection(_Section):
         seconds: The most work, in seconds, that a kill may cost.
     """
 
-    schedule: str | tuple[int, ...] | None = None
+    schedule: tuple[int, ...] | str | None = None
     every: Count | None = None
     seconds: Number = 60.0
 
