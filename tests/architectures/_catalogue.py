@@ -101,6 +101,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 12},
     "qwen3_moe": {"head_dim": 12},
     "nemotron": {"num_key_value_heads": 2},
+    "helium": {"head_dim": 8},
     "cohere": {"use_qk_norm": True},
     "granite": {"attention_multiplier": 0.5},
     # Other implementations do not cap in all versions of transformers.
