@@ -14,7 +14,6 @@ import importlib
 import pkgutil
 from collections.abc import Collection, Iterable, Mapping
 
-from joma.common.renamed import renamed
 from joma.errors import JomaError
 from joma.probes.metrics._metric import BoundedValue, Cadence, Effort, Metric, Needs
 
@@ -72,6 +71,3 @@ def collected(metrics: Iterable[Metric]) -> dict[str, object]:
             joined = isinstance(value, tuple) and isinstance(before, tuple)
             found[name] = (*before, *value) if joined else value  # type: ignore[misc]
     return found
-
-
-__getattr__ = renamed(__name__, {"Estimate": "BoundedValue"})

@@ -6,7 +6,6 @@ models. The loop itself is `joma.train.loop`, which ensembles share; texts and t
 `joma.data`, measurements in `joma.probes`.
 """
 
-from joma.common.renamed import renamed
 from joma.train.language._config import (
     PRESETS,
     CheckpointsSection,
@@ -48,5 +47,3 @@ __all__ = [
     "series_folder",
     "train",
 ]
-
-__getattr__ = renamed(__name__, {"Estimate": "TrainingEstimate"})
