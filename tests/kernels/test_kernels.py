@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from joma.kernels.launch import Launcher
 
 from joma.kernels import choice as kernels
 from joma.kernels.choice import DoesNotFitError, Fitting, has_kernels
-from joma.kernels.launch import Launcher
 
 GPU = torch.device("cuda", 0)
 

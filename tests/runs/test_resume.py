@@ -1,6 +1,5 @@
 """A run that is gone on with: what stays, what is refused, and what is written anew."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
