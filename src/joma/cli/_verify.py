@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import Command, flag, json_flag, option, seed_option
 from joma.cli._progress import reports
 from joma.cli._render import Record, mark, printable
 from joma.cli._run_folder import working
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
 
     from joma.runs import Run
 
-EXAMPLE = "verify --claim lemma8 --json"
-
 
 def _claim_ids(incomplete: str) -> list[str]:
     return [name for name in chosen(None) if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(Command):
+class Verify(cmd.Command):
     """Check every claim of the papers, as printed and as derived, against independent numbers.
 
     Exits with 1 when a derived claim fails. Nothing is written without --plot or --out.
     """
 
-    claim: list[str] | None = option(
+    summary = "Check every claim of the papers."
+    example = "verify --claim lemma8 --json"
+
+    claim: list[str] | None = cmd.option(
         "ID",
         "Check this claim alone; may be given several times. See --list.",
         completion=_claim_ids,
     )
-    list_: bool = flag("List the claims and their ids, and stop.", name="--list")
-    plot: bool = flag("Draw all errors in one picture, in a run folder.")
-    json: bool = json_flag()
-    seed: int = seed_option()
-    out: Path | None = option(
+    list_: bool = cmd.flag("List the claims and their ids, and stop.", name="--list")
+    plot: bool = cmd.flag("Draw all errors in one picture, in a run folder.")
+    json: bool = cmd.json_flag()
+    seed: int = cmd.seed_option()
+    out: Path | None = cmd.option(
         "DIR",
         "Keep the verdicts and the picture in this run folder; with --plot alone, in a new "
         "./runs/verify-DATE-TIME.",
