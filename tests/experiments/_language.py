@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import findings
-from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     SIZES,
     WIKITEXT_2,
     LanguageSetting,
     LanguageSize,
     Published,
+    findings,
 )
+from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
 
 FULL = LanguageSetting(SIZES["full"], words=28_782, stream=102_499, digests={})
 SIZE = LanguageSize(

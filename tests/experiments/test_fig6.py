@@ -5,10 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.language import FIG6, FIG8, curves, setting, training
+from joma.experiments import EXPERIMENTS, Verdict, language
+from joma.experiments.language import (
+    FIG6,
+    FIG8,
+    SIZES,
+    UNIFORM,
+    LanguageSize,
+    curves,
+    training,
+)
 from joma.experiments.language.curves import collect
-from joma.experiments.language.setting import SIZES, UNIFORM, LanguageSize
 from joma.runs import Run, compare_metrics
 from tests.experiments._language import SIZE, rates, write_reference
 
@@ -20,7 +27,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def smallest(monkeypatch) -> LanguageSize:
-    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
     return SIZE
 
 

@@ -11,16 +11,17 @@ from torch import nn
 from joma.common.paired import paired
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.galore import findings, results, training
-from joma.experiments.galore.results import GaloreResults, Variant
-from joma.experiments.galore.setting import (
+from joma.experiments.galore import (
     GROUPS,
     SIZES,
     GaLoreNetwork,
     LearningRate,
     networks_of,
+    results,
+    training,
     tuning,
 )
+from joma.experiments.galore.results import GaloreResults, Variant
 from joma.experiments.galore.training import LoRALinear, add_lora
 from joma.runs import Run
 
@@ -252,26 +253,26 @@ class TestVerdict:
         ],
     )
     def test_it_follows_from_the_losses(self, lost, by_gap, spread, verdict):
-        outcome = findings.judge(planted(lost, by_gap, spread), published_size=True)
+        outcome = results.judge(planted(lost, by_gap, spread), published_size=True)
         assert outcome.verdict is verdict
         assert f"{lost:+.4f}" in outcome.finding
         assert ("too far below full rank" in outcome.finding) == (lost == -0.02)
 
     def test_one_seed_does_not_decide(self):
         single = dataclasses.replace(planted(0.004, 0.001), size=dataclasses.replace(FULL, seeds=1))
-        assert findings.judge(single, published_size=True).verdict is Verdict.INCOMPLETE
+        assert results.judge(single, published_size=True).verdict is Verdict.INCOMPLETE
 
     def test_it_is_incomplete_without_the_groups_it_needs(self):
         full = planted(0.004, 0.001)
         lacking = dataclasses.replace(full, missing=("gaps",))
-        outcome = findings.judge(lacking, published_size=True)
+        outcome = results.judge(lacking, published_size=True)
         assert outcome.verdict is Verdict.INCOMPLETE
         assert "gaps" in outcome.finding
-        assert findings.judge(made({}, best={}), True).verdict is Verdict.INCOMPLETE
-        assert findings.judge(full, False).verdict is Verdict.NOT_COMPARABLE
+        assert results.judge(made({}, best={}), True).verdict is Verdict.INCOMPLETE
+        assert results.judge(full, False).verdict is Verdict.NOT_COMPARABLE
 
     def test_the_comparison_with_galore_torch_says_its_error(self):
-        words, *_, chance = findings.judge(planted(0.004, 0.001, 0.01), True).paragraphs
+        words, *_, chance = results.judge(planted(0.004, 0.001, 0.01), True).paragraphs
         assert "not more than two standard errors" in words
         # A spread of 0.01 over three seeds is 0.01 / √3 of 1.104.
         assert "the standard error is 0.52% of the loss, above the 0.5% wanted" in words
@@ -280,7 +281,7 @@ class TestVerdict:
 
     def test_published_shares(self):
         # Perplexity 34.88 against 34.06 is 3.5519 against 3.5281 nats.
-        assert findings.published_losses()["60M"] == pytest.approx(0.00674, abs=1e-5)
+        assert results.published_losses()["60M"] == pytest.approx(0.00674, abs=1e-5)
 
     def test_the_lowest_is_named_and_whether_it_is_clear(self):
         one, two = np.array([1.0, 1.2, 1.4]), np.array([1.1, 1.3, 1.5])
@@ -288,9 +289,9 @@ class TestVerdict:
             Variant("keep", 0, two, paired(two, two)),
             Variant("align", 0, one, paired(one, two)),
         ]
-        assert "align is lowest, clear of keep (-0.1000" in findings.lowest(found)
+        assert "align is lowest, clear of keep (-0.1000" in results.lowest(found)
         found[1] = dataclasses.replace(found[1], losses=two + np.array([0.1, -0.15, 0.02]))
-        assert "within two standard errors" in findings.lowest(found)
+        assert "within two standard errors" in results.lowest(found)
 
 
 def test_the_schedule_rises_and_falls():

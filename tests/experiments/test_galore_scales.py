@@ -8,17 +8,18 @@ import pytest
 from benchmarks import galore_peer
 
 from joma.experiments import EXPERIMENTS
-from joma.experiments.galore import findings, results, training
-from joma.experiments.galore.figure import paired_differences
-from joma.experiments.galore.results import GaloreResults
-from joma.experiments.galore.setting import (
+from joma.experiments.galore import (
     SIZES,
     TUNING_MEMBER,
     GaLoreNetwork,
     LearningRate,
     networks_of,
+    results,
+    training,
     tuning,
 )
+from joma.experiments.galore.figure import paired_differences
+from joma.experiments.galore.results import GaloreResults
 from joma.runs import Run
 
 TINY, MEDIUM = SIZES["tiny"], SIZES["medium"]
@@ -64,7 +65,7 @@ class TestSearch:
                     trained += 1
         assert best["galore"] == best["svd"] == pytest.approx((5e-3, 2.0))
         assert trained == len(results.collect(run, MEDIUM).outcomes)
-        words = findings.judge(results.collect(run, MEDIUM), published_size=False).paragraphs[0]
+        words = results.judge(results.collect(run, MEDIUM), published_size=False).paragraphs[0]
         assert "on a seed that is not judged" in words
         assert "0.005 × 2 of" in words
         assert "(its neighbours +50.0% to +50.0%)" in words
@@ -96,7 +97,7 @@ class TestMediumScale:
         variants = {one.label: one.difference.mean for one in results.variants(found, "moments")}
         assert variants["project"] == pytest.approx(-0.01)
         assert variants["reset"] == pytest.approx(0.1)
-        outcome = findings.judge(found, published_size=False)
+        outcome = results.judge(found, published_size=False)
         assert outcome.verdict == "not comparable"
         text = " ".join(outcome.paragraphs)
         assert "each at its own learning rate: -0.0100 ± 0.0000 (SE, 6 seeds)" in text
@@ -109,10 +110,10 @@ class TestMediumScale:
 
 def test_where_a_measure_goes_and_its_highest_are_said():
     there = {0: np.array([1.0, 3.0]), 5: np.array([9.0]), 9: np.array([4.0])}
-    assert findings.rise_or_fall(there) == (
+    assert results.rise_or_fall(there) == (
         "rises from 2.00 at step 0 to 4.00 at step 9 (most at step 5, 9.00)"
     )
-    assert findings.rise_or_fall({0: np.array([2.0]), 9: np.array([1.0])}).startswith("falls")
+    assert results.rise_or_fall({0: np.array([2.0]), 9: np.array([1.0])}).startswith("falls")
 
 
 @pytest.mark.skipif(

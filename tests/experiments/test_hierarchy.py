@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from joma.data import HBLT
 from joma.experiments import Verdict
 from joma.experiments import hierarchy as experiment
-from joma.experiments.hierarchy import findings, networks
-from joma.experiments.hierarchy.findings import GroupResults, LayerCurves, history, judge
+from joma.experiments.hierarchy import networks
+from joma.experiments.hierarchy import results as findings
 from joma.experiments.hierarchy.networks import DEPTH, GROUPS, HEIGHTS, RHO, HierarchySize
+from joma.experiments.hierarchy.results import GroupResults, LayerCurves, history, judge
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
 from joma.theory import hblt

@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 from joma.data.corpora import NAMED
-from joma.experiments import Verdict
-from joma.experiments.language import FIG6, FIG8, findings, setting, training
-from joma.experiments.language import figure as figures
-from joma.experiments.language.curves import EntropyCurves
-from joma.experiments.language.setting import (
+from joma.experiments import Verdict, language
+from joma.experiments.language import (
+    FIG6,
+    FIG8,
     SIZES,
     TEXTS,
     WIKITEXT_2,
     WIKITEXT_103,
     LanguageSetting,
+    findings,
     sized,
+    training,
 )
+from joma.experiments.language import figure as figures
+from joma.experiments.language.curves import EntropyCurves
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
 
@@ -88,7 +91,7 @@ class TestVerdict:
     def test_of_another_text_nothing_was_published(self, texts, scale: str):
         own = dataclasses.replace(FULL, size=sized(scale, str(texts)))
         rate = own.size.learning_rate
-        shown = {(depth, rate): curves(depth, rate) for depth in setting.DEPTHS}
+        shown = {(depth, rate): curves(depth, rate) for depth in language.DEPTHS}
         outcome = findings.judge_depths(shown, own)
         assert outcome.verdict is Verdict.NOT_COMPARABLE
         assert outcome.finding.startswith("nothing was published of this text (")
@@ -108,7 +111,7 @@ class TestVerdict:
 
 class TestTexts:
     def test_a_folder_at_the_tiny_scale(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
         run = Run.create("fig6", {}, out=tmp_path / "fig6")
         recorded = write_reference(tmp_path / "r", depths())
         outcome = FIG6.reproduce(run, asked(texts, reference=recorded))
@@ -122,7 +125,7 @@ class TestTexts:
         assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
 
     def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
         six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
         FIG6.reproduce(six, asked(texts, groups=["depth-5"]))
         FIG8.reproduce(eight, FIG8.request(scale="tiny"))
@@ -203,7 +206,7 @@ class TestTakes:
 )
 def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
-    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
     made = training.load(figures.size_of(asked("wikitext-2"))).setting
     assert made.words == SIZE.vocabulary
 

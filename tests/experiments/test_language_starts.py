@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joma.experiments.language import curves, training
-from joma.experiments.language.setting import DEPTHS, SIZES, WATCHED
+from joma.experiments.language import DEPTHS, SIZES, WATCHED, curves, training
 from joma.experiments.language.training import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from joma.experiments import Request
-from joma.experiments.language import training
-from joma.experiments.language.setting import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting
+from joma.experiments.language import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting, training
 from joma.experiments.language.training import Windows
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE

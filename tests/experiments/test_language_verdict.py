@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from joma.experiments import Verdict
+from joma.experiments.language import DEPTHS, RATES, findings
 from joma.experiments.language import curves as recordings
 from joma.experiments.language import figure as figures
-from joma.experiments.language import findings
 from joma.experiments.language.curves import EntropyCurves
-from joma.experiments.language.setting import DEPTHS, RATES
 from tests.experiments._language import FULL, curves, depths, rates, write_reference
 
 SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))

@@ -8,21 +8,21 @@ import torch
 
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.sparse_inference import findings
+from joma.experiments.sparse_inference import (
+    FILES,
+    GEMMA,
+    POLICIES,
+    SMOLLM,
+    findings,
+    keys_of,
+    policy_of,
+)
 from joma.experiments.sparse_inference.findings import (
     ModelResults,
     collect,
     held_out,
     layer_rankings,
     spearman,
-)
-from joma.experiments.sparse_inference.setting import (
-    FILES,
-    GEMMA,
-    POLICIES,
-    SMOLLM,
-    keys_of,
-    policy_of,
 )
 from joma.experiments.sparse_inference.study import path_of, recomputed_loss, sampled
 from joma.inference.quality import text_loss

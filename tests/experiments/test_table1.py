@@ -11,8 +11,8 @@ import pytest
 from joma.data import LatentHierarchy
 from joma.experiments import EXPERIMENTS, Verdict
 from joma.experiments.table1 import printed
-from joma.experiments.table1.nodes import CellResults
 from joma.experiments.table1.printed import CELLS, GROUPS, LEVELS, MEASURES, SIZES, Table1Cell
+from joma.experiments.table1.results import CellResults
 from joma.runs import Run
 from tests.cli._command import joma
 

@@ -8,8 +8,9 @@ import torch
 
 from joma.data import HBLT
 from joma.experiments import EXPERIMENTS, Request, Verdict
-from joma.experiments.table1 import nodes, trees
-from joma.experiments.table1.nodes import CellResults
+from joma.experiments.table1 import results as nodes
+from joma.experiments.table1 import trees
+from joma.experiments.table1.results import CellResults
 from joma.experiments.table1.trees import TreeNetworks
 from joma.runs import Run
 from joma.theory.hblt import posteriors

@@ -22,7 +22,7 @@ from joma.analysis.caches import FULL, NamedCache
 from joma.common.progress import Progress, no_progress
 from joma.common.quiet import quietly, reading
 from joma.errors import JomaError
-from joma.inference.quality.reading import Policies, bytes_held, opened
+from joma.inference.quality import Policies, bytes_held, opened
 from joma.inference.support import learned_positions, text_config
 from joma.models import Loaded
 

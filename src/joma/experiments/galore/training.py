@@ -17,7 +17,7 @@ from joma.data import BYTES, corpus, encoded
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
 from joma.experiments._frame import groups_done, member_seeds
-from joma.experiments.galore.setting import TUNING_MEMBER, GaLoreNetwork, GaloreSize
+from joma.experiments.galore import TUNING_MEMBER, GaLoreNetwork, GaloreSize
 from joma.optim import GaLoreAdamW
 from joma.runs import Run
 

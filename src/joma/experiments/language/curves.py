@@ -10,7 +10,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments._frame import groups_done, read_metric
-from joma.experiments.language.setting import GROUPS, UNIFORM, LanguageSetting, named
+from joma.experiments.language import GROUPS, UNIFORM, LanguageSetting, named
 from joma.runs import Run
 from joma.train.findings import Finding, attention_bounce, attention_collapse
 

@@ -1,6 +1,6 @@
 """Figs. 6 and 8: train what is missing, read all, compare, write and draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,27 +13,28 @@ from matplotlib.lines import Line2D
 
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._frame import columns
-from joma.experiments.language import FIG6, FIG8, findings, training
-from joma.experiments.language.curves import (
-    EntropyCurves,
-    Key,
-    Pair,
-    collect,
-    compare,
-    done,
-    read_recorded,
-)
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     EMBEDDED,
+    FIG6,
+    FIG8,
     SIZES,
     SWEPT,
     TEXTS,
     UNIFORM,
     WIKITEXT_2,
-    LanguageSetting,
     LanguageSize,
+    findings,
     named,
     sized,
+    training,
+)
+from joma.experiments.language.curves import (
+    EntropyCurves,
+    Key,
+    collect,
+    compare,
+    done,
+    read_recorded,
 )
 from joma.report import figures
 from joma.runs import Run
@@ -61,62 +62,48 @@ def needs(request: Request) -> None:
 
 def fig6(run: Run, request: Request) -> Outcome:
     """Train the depths asked for that are not done, and say what all that are show."""
-
-    def select(curves: Shown, setting: LanguageSetting) -> Shown:
-        return {key: own for key, own in curves.items() if own.rate == setting.size.learning_rate}
-
-    def check(pairs: Sequence[Pair], *_: Shown) -> list[findings.Check]:
-        return findings.check_depths(pairs)
-
-    return _reproduce(run, request, FIG6, FIG8, select, findings.judge_depths, check, draw_depths)
+    return _reproduce(run, request, FIG6)
 
 
 def fig8(run: Run, request: Request) -> Outcome:
     """Train five layers at every learning rate, unless they are done, and say what they show."""
-
-    def select(curves: Shown, _: LanguageSetting) -> Shown:
-        return curves
-
-    judge, check = findings.judge_rates, findings.check_rates
-    return _reproduce(run, request, FIG8, FIG6, select, judge, check, draw_rates)
+    return _reproduce(run, request, FIG8)
 
 
-def _reproduce(
-    run: Run,
-    request: Request,
-    experiment: Experiment,
-    other: Experiment,  # has some of the same networks
-    select: Callable[[Shown, LanguageSetting], Shown],
-    judge: Callable[[Shown, LanguageSetting], Outcome],
-    check: Callable[[Sequence[Pair], Shown, Shown], list[findings.Check]],
-    draw: Callable[[Shown, Shown], Figure | None],
-) -> Outcome:
+def _reproduce(run: Run, request: Request, experiment: Experiment) -> Outcome:
     references = {} if request.reference is None else read_recorded(request.reference)
     text = training.load(size_of(request))
-    done(run, text.setting, experiment.groups)  # refuses what was trained on another text
+    setting, of_depths = text.setting, experiment is FIG6
+    done(run, setting, experiment.groups)  # refuses what was trained on another text
     groups = request.groups or experiment.groups
-    training.train_groups(run, groups, text, request, [other.name])
-    curves = select(collect(run, text.setting, experiment.groups), text.setting)
-    outcome = judge(curves, text.setting)
+    # Both figures show the networks of five layers at the one learning rate.
+    training.train_groups(run, groups, text, request, [FIG8.name if of_depths else FIG6.name])
+    curves = collect(run, setting, experiment.groups)
+    if of_depths:
+        rate = setting.size.learning_rate
+        curves = {key: own for key, own in curves.items() if own.rate == rate}
+    outcome = (findings.judge_depths if of_depths else findings.judge_rates)(curves, setting)
     tables: dict[str, Any] = findings.tables(curves.values())
     summary: dict[str, Any] = {}
-    if references and text.setting.published is not WIKITEXT_2:
-        words = (
-            f"The recorded curves are those of {WIKITEXT_2.title} at the full size; they are not "
-            "compared with these."
-        )
-        outcome, references = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
-    elif references:
-        pairs = compare(curves, references)
-        words = "The recorded curves have nothing in common with these to be compared."
-        checks = []
-        if pairs:
+    if request.reference is not None:
+        if setting.published is not WIKITEXT_2:
+            references = {}
+            words = (
+                f"The recorded curves are those of {WIKITEXT_2.title} at the full size; they are "
+                "not compared with these."
+            )
+        elif pairs := compare(curves, references):
             tables["comparison"] = columns(map(asdict, pairs))
-            checks = check(pairs, curves, references)
+            checks = findings.check_depths(pairs)
+            if not of_depths:
+                checks = findings.check_rates(pairs, curves, references)
+            summary["comparison"] = [asdict(one) for one in checks]
             words = f"Next to the recorded curves: {'; '.join(map(str, checks))}."
+        else:
+            words = "The recorded curves have nothing in common with these to be compared."
         outcome = replace(outcome, paragraphs=(*outcome.paragraphs, words))
-        summary["comparison"] = [asdict(one) for one in checks]
-    publish(run, experiment, outcome, draw(curves, references), tables, **summary)
+    figure = (draw_depths if of_depths else draw_rates)(curves, references)
+    publish(run, experiment, outcome, figure, tables, **summary)
     return outcome
 
 
@@ -125,10 +112,9 @@ def draw_depths(curves: Shown, references: Shown) -> Figure | None:
     shown = sorted(curves.values(), key=lambda own: own.depth)
     if not shown:
         return None
-    width = max(3.1 * len(shown), 6.4)
-    figure, axes = figures.new(width, 5.4, 2, len(shown))
-    axes = np.reshape(axes, (2, len(shown)))
-    for own, (above, below) in zip(shown, axes.T, strict=True):
+    count = len(shown)
+    figure, axes = figures.panels(2 * count, count, max(3.1 * count, 6.4), 2.7)
+    for own, above, below in zip(shown, axes, axes[count:], strict=False):
         _entropies(above, own, references.get((own.depth, own.rate)))
         loss = f"best validation loss {own.best.mean():.3f}"
         above.set_title(f"{own.depth} layer{'s' * (own.depth > 1)}\n{loss}")
@@ -136,13 +122,12 @@ def draw_depths(curves: Shown, references: Shown) -> Figure | None:
             _curve(below, own.steps, values, *_line_style(layer, own.depth))
         below.set_xlabel("step")
         _step_axis(below, own.steps)
-    axes[0, 0].set_ylabel("attention entropy (nats)")
-    axes[1, 0].set_ylabel("stable rank of lower layer")
-    _share(axes[0], bottom=-0.06)
-    _share(axes[1])
-    for own, ax in zip(shown, axes[0], strict=True):
+    axes[0].set_ylabel("attention entropy (nats)")
+    axes[count].set_ylabel("stable rank of lower layer")
+    _finish_entropies(axes[:count], count)
+    figures.share_limits(axes[count:], count)
+    for own, ax in zip(shown, axes, strict=False):
         _legend(ax, own.depth, bool(references) and own is shown[0])
-    _name_even(axes[0, 0])
     return figure
 
 
@@ -153,23 +138,24 @@ def draw_rates(curves: Shown, references: Shown) -> Figure | None:
         return None
     count = len(shown) + 1
     columns = min((4, 3), key=lambda columns: -count % columns) if count > 2 else count
-    rows = -(-count // columns)
-    figure, axes = figures.new(max(3.1 * columns, 6.4), 2.75 * rows, rows, columns)
-    axes = np.reshape(axes, (rows, columns))
-    panels: Sequence[Axes] = list(axes.flat)
-    for own, ax in zip(shown, panels, strict=False):
-        _entropies(ax, own, references.get((SWEPT, own.rate)))
+    figure, axes = figures.panels(count, columns, max(3.1 * columns, 6.4), 2.75)
+    recorded = [references.get((SWEPT, own.rate)) for own in shown]
+    for number, (own, ax) in enumerate(zip(shown, axes, strict=False)):
+        _entropies(ax, own, recorded[number])
         ax.set_title(f"learning rate {named(own.rate)}")
-    _share(panels[: len(shown)], bottom=-0.06, first=columns)
-    for number, ax in enumerate(panels[: len(shown)]):
         ax.set_xlabel("step" if number + columns >= count else "")
         ax.set_ylabel("attention entropy (nats)" if number % columns == 0 else "")
-    _losses(panels[len(shown)], shown, [references.get((SWEPT, own.rate)) for own in shown])
-    for ax in panels[count:]:
-        ax.set_axis_off()
-    _legend(panels[0], shown[0].depth, bool(references))
-    _name_even(panels[0])
+    _finish_entropies(axes[:-1], columns)
+    _losses(axes[-1], shown, recorded)
+    _legend(axes[0], shown[0].depth, bool(references))
     return figure
+
+
+def _finish_entropies(axes: Sequence[Axes], columns: int) -> None:
+    figures.share_limits(axes, columns, high=1.06)
+    for ax in axes:
+        ax.set_ylim(bottom=-0.06)
+    figures.level(axes[0], UNIFORM, "even attention", "right", up=2)
 
 
 def _entropies(ax: Axes, own: EntropyCurves, references: EntropyCurves | None) -> None:
@@ -192,18 +178,16 @@ def _losses(
     ax.semilogx(rates, [own.best.mean() for own in shown], "o-", color=figures.BLUE, label="here")
     there = [(own.rate, own.best.mean()) for own in references if own is not None]
     if there:
-        ax.semilogx(
-            *zip(*there, strict=True), "o", color=figures.BLACK, mfc="none", ms=10, label="recorded"
-        )
+        ring = {"color": figures.BLACK, "mfc": "none", "ms": 10, "label": "recorded"}
+        ax.semilogx(*zip(*there, strict=True), "o", **ring)
         ax.legend(loc="upper center", fontsize=8)
     ax.set(title="best validation loss", xlabel="learning rate")
 
 
 def _curve(ax: Axes, steps: Sequence[int], values_KS: np.ndarray, color: str, width: float) -> None:
     """Draw the mean over seeds, in their range."""
-    low, high = values_KS.min(-1), values_KS.max(-1)
-    ax.fill_between(steps, low, high, color=color, alpha=0.12, lw=0, zorder=1)
-    ax.plot(steps, values_KS.mean(-1), color=color, lw=width, zorder=4)
+    ends = values_KS.min(-1), values_KS.mean(-1), values_KS.max(-1)
+    figures.band(ax, steps, *ends, color=color, alpha=0.12, lw=width, zorder=4)
 
 
 def _line_style(layer: int, depth: int) -> tuple[str, float]:
@@ -223,19 +207,8 @@ def _legend(ax: Axes, depth: int, references: bool) -> None:
         handles.append(Line2D([], [], color=color, lw=width, label=words))
     if references:
         handles.append(Line2D([], [], color=_LIGHT, lw=0.8, label="recorded"))
-    ax.legend(
-        handles=handles,
-        loc="lower center",
-        ncols=len(handles),
-        fontsize=8,
-        handlelength=1.2,
-        columnspacing=0.9,
-    )
-
-
-def _name_even(ax: Axes) -> None:
-    edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
-    figures.note(ax, "even attention", (1, UNIFORM), (-2, 2), fontsize=8, **edge)
+    tight = {"handlelength": 1.2, "columnspacing": 0.9, "fontsize": 8}
+    ax.legend(handles=handles, loc="lower center", ncols=len(handles), **tight)
 
 
 def _step_axis(ax: Axes, steps: Sequence[int]) -> None:
@@ -243,12 +216,3 @@ def _step_axis(ax: Axes, steps: Sequence[int]) -> None:
         return
     ticks = range(0, steps[-1] + 1, 20_000 if steps[-1] < 100_000 else 50_000)
     ax.set_xticks(ticks, ["0", *(f"{tick // 1000}k" for tick in ticks[1:])])
-
-
-def _share(panels: Sequence[Axes], bottom: float | None = None, first: int | None = None) -> None:
-    """Set one range for all panels, whose numbers stand at the left of each row alone."""
-    limits = np.array([ax.get_ylim() for ax in panels])
-    low, high = limits[:, 0].min(), limits[:, 1].max()
-    for number, ax in enumerate(panels):
-        ax.set_ylim(low if bottom is None else bottom, high if bottom is None else 1.06 * high)
-        ax.tick_params(labelleft=number % (first or len(panels)) == 0)

@@ -12,7 +12,7 @@ from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.errors import JomaError
 from joma.experiments import _frame
 from joma.experiments._experiment import Request
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     FIRST_SEED,
     GROUPS,
     LENGTH,
@@ -31,8 +31,6 @@ from joma.train import Ensemble
 CLIP = 0.5
 """The largest norm of a gradient."""
 
-_MAX_SHARED_LOGITS = 100_000
-"""Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
@@ -167,7 +165,6 @@ def train_groups(
             name,
             [(f"lr {named(rate)}", seed) for rate, seed in networks],
             lambda own: LanguageNetworks(own, name, text, request),
-            can_share_gpu=_can_share_gpu(setting, depth),
         )
 
     groups = [group(name) for name in names]
@@ -181,11 +178,6 @@ def networks_of(size: LanguageSize, depth: int, seed: int) -> list[tuple[float, 
     """
     seeds = _frame.member_seeds(f"language/{depth}", seed, size.seeds)
     return [(rate, own) for rate in size.rates(depth) for own in seeds]
-
-
-def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
-    """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    return len(networks_of(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
 
 
 class LanguageNetworks:

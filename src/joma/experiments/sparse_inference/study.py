@@ -16,7 +16,7 @@ from joma.common.progress import Progress
 from joma.data import corpus
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
-from joma.experiments.sparse_inference.setting import (
+from joma.experiments.sparse_inference import (
     BLOCKS,
     CHUNKED,
     CUT_POLICIES,

@@ -47,6 +47,11 @@ class SparseLayer:
         return rows_of(self.lower).shape[0]
 
     @property
+    def dtype(self) -> str:
+        """The type the MLP computes in, "float32"."""
+        return str(rows_of(self.lower).dtype).removeprefix("torch.")
+
+    @property
     def inputs(self) -> tuple[nn.Module, ...]:
         """The matrices that read the MLP's input: the gate and its partner, or the lower one."""
         return (self.lower,) if self.up is None else (self.lower, self.up)
@@ -54,10 +59,6 @@ class SparseLayer:
     def neuron_scale(self) -> Tensor:
         """Return ‖column i of the down-projection‖ of every neuron, (N,), in float32."""
         return torch.linalg.vector_norm(columns_of(self.down).float(), dim=1)
-
-    def neuron_scores(self, hidden: Tensor) -> Tensor:
-        """Return |aᵢ|·‖column i‖, what neuron i adds to the residual stream, (..., N), float32."""
-        return hidden.float().abs() * self.neuron_scale()
 
     def head_gram(self) -> Tensor:
         """Return WᵀW of the output projection of every head, (heads, size, size), in float32."""

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.inference.sparsify._apply import SELECTIONS, check_predictors, kept_of, sparse
+from joma.inference.sparsify._apply import OF_HEADS, SELECTIONS, check_predictors, kept_of, sparse
+from joma.inference.sparsify._fit import LayerActivations, batches, observe
 from joma.inference.sparsify._layers import sparse_layers
-from joma.inference.sparsify._observe import Observed, batches, observe
 from joma.inference.sparsify._predictors import Predictors
 
 TOP = (0.1, 0.25, 0.5)
@@ -35,9 +35,9 @@ class LayerQuality:
         energy: Share of the token's energy in the neurons the predictor chose.
         oracle_energy: The same in as many of the largest.
         static_energy: The same in the fixed set.
-        top_energy: Share of the energy in the largest 10, 25 and 50% of the neurons.
         for_99: Share of the neurons that carries 99% of the energy.
         zero: Share of activations that are exactly zero.
+        top_energy: Share of the energy in the largest 10, 25 and 50% of the neurons.
         heads_recall: Share of the oracle's heads that the predictor chose; None where heads were
             not fitted.
         heads_energy: Share of Σ score² of the heads in those.
@@ -49,9 +49,9 @@ class LayerQuality:
     energy: float
     oracle_energy: float
     static_energy: float
-    top_energy: tuple[float, ...]
     for_99: float
     zero: float
+    top_energy: tuple[float, ...]
     heads_recall: float | None = None
     heads_energy: float | None = None
 
@@ -103,21 +103,13 @@ def layer_quality(
     """
     layers = sparse_layers(model)
     check_predictors(model, predictors, layers)
-    needed = max(2 * windows.numel() * (2 * it.width + it.neurons) for it in layers)
-    at_once = max(1, memory // needed)
-    found: list[LayerQuality] = []
-    for start in range(0, len(layers), at_once):
-        group = range(start, min(start + at_once, len(layers)))
-        heads = bool(predictors.heads)
-        seen = observe(
-            model, layers, group, windows, heads=heads, progress=progress, what="judging layers"
-        )
-        found += [_judged(number, predictors, seen[number]) for number in group]
-    return found
+    heads = bool(predictors.heads)
+    seen = observe(model, layers, windows, heads=heads, memory=memory, progress=progress)
+    return [_judged(number, predictors, one) for number, one in seen]
 
 
 @torch.inference_mode()
-def _judged(number: int, predictors: Predictors, seen: Observed) -> LayerQuality:
+def _judged(number: int, predictors: Predictors, seen: LayerActivations) -> LayerQuality:
     facts, predictor = predictors.facts, predictors.mlp[number]
     device = predictor.first.device
     neurons = seen.scores.shape[1]
@@ -144,24 +136,12 @@ def _judged(number: int, predictors: Predictors, seen: Observed) -> LayerQuality
         ]
         sums += torch.stack([column.double().sum() for column in row]).cpu()
     means = (sums / len(seen.scores)).tolist()
-    recall, energy = _judged_heads(number, predictors, seen)
-    return LayerQuality(
-        layer=number,
-        recall=means[0],
-        static_recall=means[1],
-        energy=means[2],
-        oracle_energy=means[3],
-        static_energy=means[4],
-        for_99=means[5],
-        zero=means[6],
-        top_energy=tuple(means[7:]),
-        heads_recall=recall,
-        heads_energy=energy,
-    )
+    top = tuple(means[7:])
+    return LayerQuality(number, *means[:7], top, *_judged_heads(number, predictors, seen))
 
 
 def _judged_heads(
-    number: int, predictors: Predictors, seen: Observed
+    number: int, predictors: Predictors, seen: LayerActivations
 ) -> tuple[float | None, float | None]:
     if number not in predictors.heads or seen.head_states is None or seen.head_scores is None:
         return None, None
@@ -207,24 +187,21 @@ def perplexity_cost(
             f"{tuple(windows.shape)}"
         )
     if heads is not None:
-        selections = [it for it in selections if it in ("predicted", "oracle", "random")]
+        selections = [it for it in selections if it in OF_HEADS]
     dense = _losses(model, windows, "dense", progress)
-    found = [_cost("dense", dense, dense, 1.0)]
+    results = [("dense", dense, 1.0)]
     for selection in selections:
         settings = {"mlp": mlp, "heads": heads, "selection": selection, "seed": seed}
         with sparse(model, predictors, **settings) as run:
             losses = _losses(model, windows, selection, progress)
-        found.append(_cost(selection, losses, dense, run.kept if mlp is not None else 1.0))
+        results.append((selection, losses, run.kept if mlp is not None else 1.0))
+    found = []
+    for selection, losses, kept in results:
+        loss, cost = float(losses.mean()), losses - dense
+        error = float(cost.std()) / math.sqrt(len(cost))
+        numbers = (math.exp(loss), loss, float(cost.mean()), error, kept)
+        found.append(PerplexityCost(selection, *numbers, tuple(losses.tolist())))
     return found
-
-
-def _cost(selection: str, losses: Tensor, dense: Tensor, kept: float) -> PerplexityCost:
-    apart = losses - dense
-    error = float(apart.std()) / math.sqrt(len(apart))
-    loss = float(losses.mean())
-    return PerplexityCost(
-        selection, math.exp(loss), loss, float(apart.mean()), error, kept, tuple(losses.tolist())
-    )
 
 
 @torch.inference_mode()

@@ -11,7 +11,6 @@ the sentence and the numbers that decided. Nothing here measures a model.
 
 from collections.abc import Iterable
 
-from joma.common.renamed import renamed
 from joma.train.findings.attention import attention_bounce, attention_collapse, judge_attention
 from joma.train.findings.finding import (
     KINDS,
@@ -82,6 +81,3 @@ def judge(series: Iterable[RecordedSeries], *, ended: bool = True) -> Judgement:
         tuple(sorted(found, key=lambda one: (-SEVERITIES.index(one.severity), one.step))),
         tuple(one for one in verdicts if isinstance(one, NotJudged)),
     )
-
-
-__getattr__ = renamed(__name__, {"Series": "RecordedSeries"})

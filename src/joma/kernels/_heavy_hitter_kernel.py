@@ -20,9 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.inference._store import Store
-from joma.inference.heavy_hitter import HeavyHitter
-
 _BLOCK = 32
 """Slots that a program attends at a time.
 
@@ -35,29 +32,24 @@ _SCORES = 4096
 """Scores of the second kernel that a program reads at a time."""
 
 
-def heavy_step(
-    store: Store,
-    policy: HeavyHitter,
+def heavy_hitter_step(
     query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
     keys: Tensor,
     values: Tensor,
-    real: Tensor | None,
+    position: Tensor,
+    seen: Tensor,
+    received: Tensor,
+    empty: Tensor,
     scale: float,
+    recent: int,
+    retention: float,
+    mean: bool,
 ) -> Tensor:
-    """Return attention of one token per row over a full store, count it, and empty the next slot.
-
-    Args:
-        store: A store with an empty slot in each row and head.
-        policy: What to keep.
-        query: (B, H, 1, D).
-        keys: (B, Hk, 1, D).
-        values: (B, Hk, 1, Dv).
-        real: (B, 1), bool, False for padding; None if there is none.
-        scale: Factor of the products.
-    """
-    assert store.empty is not None
-    assert store.received is not None
-    (B, H, _, D), (heads, slots), width = query.shape, store.keys.shape[1:3], values.shape[-1]
+    """Return what `joma.kernels.heavy_hitter.heavy_hitter_step` returns; the same arguments."""
+    (B, H, _, D), (heads, slots), width = query.shape, keys.shape[1:3], values.shape[-1]
     rows, group = B * heads, H // heads
     blocks = triton.cdiv(slots, _BLOCK)
     splits = max(1, min(blocks, triton.cdiv(_PROGRAMS, rows)))
@@ -76,16 +68,16 @@ def heavy_step(
         "WIDTH": width,
         "WIDTH_BLOCK": triton.next_power_of_2(width),
     }
-    _parts[(rows, splits)](
+    _attend_slots[(rows, splits)](
         query.contiguous(),
-        store.keys,
-        store.values,
-        keys.contiguous(),
-        values.contiguous(),
-        store.position,
-        store.seen,
-        store.seen if real is None else real.contiguous(),
-        store.empty,
+        keys,
+        values,
+        key.contiguous(),
+        value.contiguous(),
+        position,
+        seen,
+        seen if real is None else real.contiguous(),
+        empty,
         places,
         scores,
         highest,
@@ -105,22 +97,22 @@ def heavy_step(
         **sizes,
     )
     read = max(64, min(_SCORES, triton.next_power_of_2(slots)) // groups)
-    _joined[(rows,)](
+    _join_and_choose[(rows,)](
         scores,
         highest,
         total,
         part,
         result,
-        store.position,
-        store.received,
-        store.empty,
+        position,
+        received,
+        empty,
         places,
-        store.seen,
+        seen,
         heads,
         splits,
-        policy.recent,
-        policy.retention,
-        MEAN=policy.score == "mean",
+        recent,
+        retention,
+        MEAN=mean,
         GROUPS=groups,
         SPLITS=triton.next_power_of_2(splits),
         BLOCK=read,
@@ -131,7 +123,7 @@ def heavy_step(
 
 
 @triton.jit
-def _parts(
+def _attend_slots(
     query,
     keys,
     values,
@@ -259,7 +251,7 @@ def _parts(
 
 
 @triton.jit
-def _joined(
+def _join_and_choose(
     scores,
     highest,
     total,
