@@ -199,12 +199,9 @@ def _show_tour(tour: Record) -> None:
         words = f"{record['name']} {record['verdict']}: {record['title']}"
         paragraph(words if agrees else f"{words}. Here: {record['finding']}", sign=mark(agrees))
     _heading(f"{tour['seconds']:.0f} s. Everything is in {tour['run']}. What you may try next:")
-    for command, what in (
-        ("joma verify", "every claim, one by one"),
-        ("joma reproduce --list", "experiments that train networks, with controls"),
-        ("joma probe MODEL", "measure a model of your own"),
-    ):
-        typer.echo(f"  {command:<22}  {what}")
+    _render.put("  joma verify             every claim, one by one")
+    _render.put("  joma reproduce --list   experiments that train networks, with controls")
+    _render.put("  joma probe MODEL        measure a model of your own")
     if tour["report"]:  # whole, whatever the width, so that it can be copied
         typer.echo(_render.printable(f"Report of the training: {tour['report']}"))
         typer.echo(_render.printable(f"The runs in the browser: joma serve {tour['run']}"))
@@ -235,15 +232,8 @@ def _show_training(training: Record) -> None:
 
 
 def _show_claims(verdicts: Sequence[Record]) -> None:
-    from joma.experiments.claims import errata
-
     paragraph(summary(verdicts), sign=mark(all_hold(verdicts)))
     for record in verdicts:
         if not record["derived"]["holds"]:
             paragraph(f"{record['claim']} does not hold", 4)
-    found = list(errata.find(name for record in verdicts for name in record.get("errata", ())))
-    if found:
-        documents = "; ".join(
-            f"{document}: {errata.count(document, found)}" for document in errata.group(found)
-        )
-        paragraph(f"{documents}. docs/errata.md derives each.", 4)
+    paragraph("docs/errata.md derives what is misprinted.", 4)

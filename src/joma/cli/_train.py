@@ -77,6 +77,7 @@ class Train(cmd.Command):
 
     def _train(self, config: "Config", device: str) -> None:
         from joma.runs import Run
+        from joma.train.findings import headline
         from joma.train.language import changing, joined, train
 
         begun: dict[str, Path] = {}
@@ -95,9 +96,10 @@ class Train(cmd.Command):
                 return
             begun["training"] = run.path
             with run.locked(), closing(run) as outcome:
-                with reports("train") as report, _warnings_after(report.say):
+                with reports("train") as report, _warnings_said(report.say):
                     trained = train(config, run, processes=processes, progress=report)
-                outcome.update(finding=_finding(trained), findings=_headlines(trained))
+                headlines = [headline(one) for one in trained.judgement.findings]
+                outcome.update(finding=_finding(trained), findings=headlines)
                 if trained.stopped is not None:
                     outcome.update(status="stopped", stopped=trained.stopped)
         if self.json:
@@ -169,27 +171,22 @@ def _quiet_but_for_the_first() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
-class _DeferredWarnings(logging.Handler):
-    """Prints warnings of the monitor at once, and keeps others, which would disturb the bar."""
+class _Said(logging.Handler):
+    """Prints warnings above the bar."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
-        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
-        if record.name != "joma.monitor":
-            self.lines.append(line)
-            return
         with contextlib.suppress(OSError):  # nobody may be reading
-            self._say(_render.printable(line))
+            self._say(_render.printable(record.getMessage()))
 
 
 @contextlib.contextmanager
-def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
-    """Print warnings after the block, but those of the monitor at once."""
-    logger, handler = logging.getLogger("joma"), _DeferredWarnings(say)
+def _warnings_said(say: Callable[[str], None]) -> Iterator[None]:
+    """Print warnings of the block above the bar."""
+    logger, handler = logging.getLogger("joma"), _Said(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -197,8 +194,6 @@ def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-    for line in handler.lines:
-        _render.say(line, err=True)
 
 
 def _finding(trained: "Trained") -> str:
@@ -209,12 +204,6 @@ def _finding(trained: "Trained") -> str:
     if math.isfinite(trained.validation_loss):
         words.append(f"validation loss {trained.validation_loss:.3f}")
     return ", ".join(words)
-
-
-def _headlines(trained: "Trained") -> list[str]:
-    from joma.train.findings import headline
-
-    return [headline(one) for one in trained.judgement.findings]
 
 
 def _record(run: "Run", trained: "Trained") -> dict[str, Any]:
