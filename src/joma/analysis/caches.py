@@ -90,40 +90,32 @@ class AskedCaches:
             JomaError: A cache is unknown or impossible, or the options contradict each other.
         """
         rule, _, share = (self.budget or "").partition(":")
-        ruled = rule in _RULES
-        budgets = [("sweep", it) for it in _swept(self.sweep)] if self.sweep is not None else []
-        if self.budget is not None and not ruled:
-            budgets.append(("budget", self.budget))
-        found: list[NamedCache] = []
-        if ruled:
-            for name in self.caches:
-                if name != "heavy-hitter":
-                    raise JomaError(
-                        f"cache must be heavy-hitter with --budget {rule}, got {name!r}"
-                    )
-            keys = _keys(share or _DEFAULT_SHARE, tokens)
+        if rule in _RULES:
+            if any(name != "heavy-hitter" for name in self.caches):
+                raise JomaError(f"cache must be heavy-hitter with --budget {rule}")
+            keys = _keys("budget", share or _DEFAULT_SHARE, tokens)
             rule = DEFAULT_RULE if rule == "auto" else rule
-            found.append(_by_layer(rule, keys, tokens, model, prompt))
+            return [_by_layer(rule, keys, tokens, model, prompt)]
+        option, budgets = "budget", [] if self.budget is None else [self.budget]
+        if self.sweep is not None:
+            option, budgets = "sweep", [*_swept(self.sweep), *budgets]
         bare = [it for it in self.caches if it in POLICIES and it != "full"]
+        found: list[NamedCache] = []
         for given in self.caches:
             if given in (*bare, "full"):
                 continue
             if budgets:
-                option = "--sweep" if self.sweep is not None else "--budget"
                 raise JomaError(
-                    f"cache must be a policy's name alone, such as heavy-hitter, with {option}, "
+                    f"cache must be a policy's name alone, such as heavy-hitter, with --{option}, "
                     f"which says how many keys it holds, got {given!r}"
                 )
             found.append(_named(parse_policy(given)))
-        if bare and not budgets and not ruled:
+        if bare and not budgets:
             parse_policy(bare[0])  # says what is missing
         names = bare or (_SWEPT if self.sweep is not None else ("heavy-hitter",))
-        for option, budget in budgets:
-            try:
-                keys = _keys(budget, tokens)
-                found += [_named(_policy(name, keys)) for name in names]
-            except JomaError as error:  # which names the budget, as the argument is called
-                raise JomaError(f"{option}{str(error).removeprefix('budget')}") from error
+        for budget in budgets:
+            keys = _keys(option, budget, tokens)
+            found += [_named(_policy(name, keys, option)) for name in names]
         return list(dict.fromkeys(found))
 
 
@@ -137,7 +129,7 @@ def _named(policy: Policy) -> NamedCache:
     return NamedCache(f"{policy.name}:{','.join(given)}", policy)
 
 
-def _keys(budget: str, tokens: int) -> int:
+def _keys(option: str, budget: str, tokens: int) -> int:
     """Return how many keys a budget such as "64" or "20%" is for a text."""
     text = budget.strip()
     try:
@@ -145,17 +137,16 @@ def _keys(budget: str, tokens: int) -> int:
         keys = int(text) if share is None else math.floor(share * tokens + 0.5)
     except (ValueError, OverflowError):
         raise JomaError(
-            f"budget must be a number of keys such as 64, or a share such as 20%, got {budget!r}"
+            f"{option} must be a number of keys such as 64, or a share such as 20%, got {budget!r}"
         ) from None
     if share is not None and not 0 < share <= 1:
-        raise JomaError(f"budget must be above 0% and at most 100%, got {budget!r}")
+        raise JomaError(f"{option} must be above 0% and at most 100%, got {budget!r}")
     if keys < 1:
-        of = "" if share is None else f", which is {keys} of {tokens} tokens"
-        raise JomaError(f"budget must leave each head one key or more, got {budget!r}{of}")
+        raise JomaError(f"{option} must leave each head one key or more, got {budget!r}")
     return keys
 
 
-def _policy(name: str, keys: int) -> Policy:
+def _policy(name: str, keys: int, option: str = "budget") -> Policy:
     """Return a policy of this budget; heavy-hitter and random keep half for the last tokens."""
     recent = keys // 2
     if name == "window":
@@ -166,8 +157,8 @@ def _policy(name: str, keys: int) -> Policy:
         return Random(keys, recent=recent)
     if keys <= _SINKS:
         raise JomaError(
-            f"budget must be {_SINKS + 1} keys or more for streaming, which keeps {_SINKS} sinks, "
-            f"got {keys}"
+            f"{option} must be {_SINKS + 1} keys or more for streaming, which keeps {_SINKS} "
+            f"sinks, got {keys}"
         )
     return Streaming(sinks=_SINKS, window=keys - _SINKS)
 

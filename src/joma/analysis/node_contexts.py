@@ -111,9 +111,31 @@ def observe(
         progress: Called with how many windows of each reading are done.
     """
     length = windows.shape[1]
-    tops = _strongest(loaded, windows, layers, nodes, settings, seed, progress)
+    device = next(loaded.model.parameters()).device
+    answered = torch.arange(length, device=device) >= settings.skip
+    strongest: dict[int, TopContextsAccumulator] = {}  # twice as many as are needed
+
+    def keep(layer: int, hidden: Tensor) -> None:
+        hidden = hidden.reshape(-1, length, hidden.shape[-1])  # OPT flattens its batch
+        if layer not in strongest:
+            drawn = None
+            if nodes is not None and nodes < hidden.shape[-1]:  # the same of an untrained twin
+                generator = torch.Generator().manual_seed(1_000_003 * seed + layer)
+                drawn = torch.randperm(hidden.shape[-1], generator=generator)[:nodes].sort().values
+            most = 2 * settings.contexts
+            strongest[layer] = TopContextsAccumulator(most, nodes=drawn, one_per_window=True)
+        strongest[layer].update(hidden, counted=answered)
+
+    with _watching_hidden(loaded, layers, keep):
+        for start, batch in batches(loaded, windows):
+            run_on_tokens(loaded.model, batch)
+            progress("where nodes answer", start + len(batch), len(windows))
     same = _labels(windows, settings.repeat)
-    chosen = [_distinct(top, same, settings.contexts) for top in tops]
+    chosen, left_out = [], []
+    for layer in layers:
+        top = strongest[layer].compute().each(Tensor.cpu)
+        chosen.append(_distinct(replace(top, nodes=top.nodes.cpu()), same, settings.contexts))
+        left_out.append(len(top.nodes) - len(chosen[-1].nodes))
     places = [top.windows * length + top.positions for top in chosen]
     wanted = {layer: torch.unique(of) for layer, of in zip(layers, places, strict=True)}
     rows = _attended(loaded, windows, wanted, progress)
@@ -121,48 +143,15 @@ def observe(
         LayerContexts(
             layer=layer,
             nodes=top.nodes,
-            left_out=len(every.nodes) - len(top.nodes),
+            left_out=missing,
             values=top.values,
             windows=top.windows,
             positions=top.positions,
             rows=rows[layer],
             index=torch.searchsorted(wanted[layer], of),
         )
-        for layer, every, top, of in zip(layers, tops, chosen, places, strict=True)
+        for layer, top, missing, of in zip(layers, chosen, left_out, places, strict=True)
     ]
-
-
-def _strongest(
-    loaded: Loaded,
-    windows: Tensor,
-    layers: Sequence[int],
-    nodes: int | None,
-    settings: SearchSettings,
-    seed: int,
-    progress: Progress,
-) -> list[TopContexts]:
-    """The first reading: the strongest contexts of each node, twice as many as are needed."""
-    found: dict[int, TopContextsAccumulator] = {}
-    device = next(loaded.model.parameters()).device
-    counted = torch.arange(windows.shape[1], device=device) >= settings.skip
-
-    def see(layer: int, hidden: Tensor) -> None:
-        hidden = hidden.reshape(-1, windows.shape[1], hidden.shape[-1])  # OPT flattens its batch
-        if layer not in found:
-            drawn = None
-            if nodes is not None and nodes < hidden.shape[-1]:  # the same of an untrained twin
-                generator = torch.Generator().manual_seed(1_000_003 * seed + layer)
-                drawn = torch.randperm(hidden.shape[-1], generator=generator)[:nodes].sort().values
-            kept = 2 * settings.contexts
-            found[layer] = TopContextsAccumulator(kept, nodes=drawn, one_per_window=True)
-        found[layer].update(hidden, counted=counted)
-
-    with _watching_hidden(loaded, layers, see):
-        for start, batch in batches(loaded, windows):
-            run_on_tokens(loaded.model, batch)
-            progress("where nodes answer", start + len(batch), len(windows))
-    tops = [found[layer].compute().each(Tensor.cpu) for layer in layers]
-    return [replace(top, nodes=top.nodes.cpu()) for top in tops]
 
 
 def _attended(
@@ -213,8 +202,6 @@ def _attention_rows(call: AttentionCall, sequence: int, positions: Tensor) -> Te
         seen &= places <= own
     if call.window is not None:
         seen &= (places - own).abs() < call.window
-    if call.padding is not None:
-        seen &= call.padding[sequence]
     if call.mask is not None:
         whole = (call.query.shape[0], heads, call.query.shape[2], keys)
         mask = call.mask.expand(whole)[sequence, :, positions]

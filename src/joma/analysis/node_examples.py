@@ -1,21 +1,26 @@
-"""The best nodes of a search with their contexts as text, and all of a search as tables."""
+"""The best nodes of a search for superposition with their contexts as text, and its tables."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma.analysis.superposition._contexts import counted, dealt_to, rarity
-from joma.analysis.superposition._groups import best_pairs, unrelated_groups
-from joma.analysis.superposition._search import SearchResult, quantile, shares_at_least
+from joma.analysis.node_contexts import LayerContexts, SearchSettings, counted, dealt_to, rarity
+from joma.analysis.superposition import (
+    LayerScores,
+    SearchResult,
+    best_pairs,
+    chances,
+    quantile,
+    unrelated_groups,
+)
 from joma.models import Loaded, Tokenizer
 
-_SHOWN = 32
-"""Tokens of a context that are shown, up to the query."""
-_AFTER = 4
+_SHOWN, _AFTER = 32, 4
+"""Tokens of a context that are shown, up to the query, and after it where they are attended to."""
 _WORDS = 6
 _MOST_BOLD = 5
 _DRAWS = 199
@@ -31,14 +36,14 @@ class Context:
     """One context of a node.
 
     Attributes:
-        activation: of the node there.
-        window: in which window of the text.
-        position: of the query in the window.
-        pieces: text of the tokens shown.
-        attention: what the query gives to each of them, the sink and the query itself aside; the
+        activation: Activation of the node there.
+        window: In which window of the text it is.
+        position: Position of the query in the window.
+        pieces: Text of the tokens shown.
+        attention: What the query gives to each of them, the sink and the query itself aside; the
             whole window's sums to 1.
-        attended: whether each is among the fewest that take half of that, five at most.
-        query: which piece is the query.
+        attended: Whether each is among the fewest that take half of that, five at most.
+        query: Which piece is the query.
     """
 
     activation: float
@@ -55,9 +60,9 @@ class Group:
     """Contexts that attend to the same.
 
     Attributes:
-        words: tokens that at least two of them attend to, the most attended first, frequent tokens
+        words: Tokens that at least two of them attend to, the most attended first, frequent tokens
             counting less.
-        contexts: strongest first.
+        contexts: The contexts, strongest first.
     """
 
     words: tuple[str, ...]
@@ -69,16 +74,16 @@ class FoundNode:
     """A node that answers to unrelated contexts.
 
     Attributes:
-        layer: in which layer.
-        node: which node.
-        score: of its two best groups.
-        inside: mean similarity in the looser of them.
-        across: mean similarity between them.
-        p_shuffled: how often shuffled contexts of this layer score as high.
-        p_untrained: how often nodes of this layer of the untrained model do.
-        p_own: how often the node itself would, with other contexts of the same query tokens: large
+        layer: Index of its layer.
+        node: Its index in the layer.
+        score: Score of its two best groups.
+        inside: Mean similarity in the looser of them.
+        across: Mean similarity between them.
+        p_shuffled: How often shuffled contexts of this layer score as high.
+        p_untrained: How often nodes of this layer of the untrained model do.
+        p_own: How often the node itself would, with other contexts of the same query tokens: large
             where the text repeats itself after a token and the node answers to the token alone.
-        groups: the two best, and others unrelated to them.
+        groups: The two best, and others unrelated to them.
     """
 
     layer: int
@@ -111,74 +116,73 @@ def examples(
         count: How many nodes.
         seed: Decides the random contexts of `FoundNode.p_own`.
     """
-    ranked = search.ranked()[: _CANDIDATES * count]
-    found = [_found(search, which, row, windows, loaded.tokenizer, seed) for which, row in ranked]
+    found = [
+        _found(search.layers[which], row, search.settings, loaded.tokenizer, windows, seed)
+        for which, row in search.ranked()[: _CANDIDATES * count]
+    ]
     found.sort(key=lambda node: node.p_own > _TEXT_ALONE)
     return found[:count]
 
 
 def _found(
-    search: SearchResult,
-    which: int,
+    layer: LayerScores,
     row: int,
-    windows: Tensor,
+    settings: SearchSettings,
     tokenizer: Tokenizer | None,
+    windows: Tensor,
     seed: int,
 ) -> FoundNode:
-    layer = search.layers[which]
     observed, pairs = layer.observed, layer.pairs
     contexts, values = layer.units[observed.index[row]], observed.values[row]
-    least, balance = search.settings.least, search.settings.balance
+    how = (settings.least, settings.balance)
     above = max(quantile(layer.shuffled), quantile(layer.untrained))
-    similarity = contexts @ contexts.mT
-    groups = unrelated_groups(similarity, values, pairs.groups[row], least, balance, above)
+    groups = unrelated_groups(contexts @ contexts.mT, values, pairs.groups[row], *how, above)
     generator = torch.Generator().manual_seed(seed)
     others = layer.units[dealt_to(observed, windows, row, _DRAWS, generator)]
-    own = best_pairs(others @ others.mT, values.expand(_DRAWS, -1), least, balance).score
+    own = best_pairs(others @ others.mT, values.expand(_DRAWS, -1), *how).score
     score = pairs.score[row : row + 1]
-    p_shuffled, p_untrained, p_own = (
-        float(shares_at_least(control, score)) for control in (layer.shuffled, layer.untrained, own)
-    )
     return FoundNode(
         layer=observed.layer,
         node=int(observed.nodes[row]),
         score=float(score),
         inside=float(pairs.inside[row]),
         across=float(pairs.across[row]),
-        p_shuffled=p_shuffled,
-        p_untrained=p_untrained,
-        p_own=p_own,
-        groups=tuple(_group(search, which, row, group, windows, tokenizer) for group in groups),
+        p_shuffled=float(chances(layer.shuffled, score)),
+        p_untrained=float(chances(layer.untrained, score)),
+        p_own=float(chances(own, score)),
+        groups=tuple(
+            _group(observed, row, group, settings.sink, tokenizer, windows) for group in groups
+        ),
     )
 
 
 def _group(
-    search: SearchResult,
-    which: int,
+    observed: LayerContexts,
     row: int,
     group: Tensor,
-    windows: Tensor,
+    sink: int,
     tokenizer: Tokenizer | None,
+    windows: Tensor,
 ) -> Group:
-    observed, rare = search.layers[which].observed, rarity(windows, int(windows.max()) + 1)
-    weights: Counter[int] = Counter()
+    vocabulary = int(windows.max()) + 1
+    rare = rarity(windows, vocabulary)
+    weights = torch.zeros(vocabulary)
     heard_in: Counter[int] = Counter()
     shown = []
     for place in group.nonzero().squeeze(-1).tolist():
         window, position = int(observed.windows[row, place]), int(observed.positions[row, place])
         raw = observed.rows[observed.index[row, place]].unsqueeze(0)
-        attention = counted(raw, torch.tensor([position]), search.settings.sink)[0]
+        attention = counted(raw, torch.tensor([position]), sink)[0]
         tokens = windows[window]
         content = attention * rare[tokens]
         content = content / content.sum().clamp(min=torch.finfo(content.dtype).tiny)
-        own: Counter[int] = Counter()
-        for token, weight in zip(tokens.tolist(), content.tolist(), strict=True):
-            own[token] += weight
-        weights.update(own)
-        heard_in.update(token for token, weight in own.items() if weight > 1 / len(tokens))
+        own = torch.zeros(vocabulary).index_add_(0, tokens, content)
+        weights += own
+        heard_in.update((own > 1 / len(tokens)).nonzero().squeeze(-1).tolist())
         activation = float(observed.values[row, place])
         shown.append(_context(activation, window, position, tokens.tolist(), attention, tokenizer))
-    common = [token for token, _ in weights.most_common() if heard_in[token] > 1][: 2 * _WORDS]
+    order = weights.argsort(descending=True, stable=True).tolist()
+    common = [token for token in order if heard_in[token] > 1][: 2 * _WORDS]
     decoded = [str(it) if tokenizer is None else tokenizer.decode([it]).strip() for it in common]
     return Group(tuple(filter(None, dict.fromkeys(decoded)))[:_WORDS], tuple(shown))
 
@@ -241,8 +245,8 @@ def tables(search: SearchResult, found: Sequence[FoundNode]) -> dict[str, Column
             "score": pairs.score,
             "inside": pairs.inside,
             "across": pairs.across,
-            "p_shuffled": shares_at_least(layer.shuffled, pairs.score),
-            "p_untrained": shares_at_least(layer.untrained, pairs.score),
+            "p_shuffled": chances(layer.shuffled, pairs.score),
+            "p_untrained": chances(layer.untrained, pairs.score),
             "above_shuffled": layer.above_shuffled,
             "above_untrained": layer.above_untrained,
         }
@@ -254,10 +258,24 @@ def tables(search: SearchResult, found: Sequence[FoundNode]) -> dict[str, Column
             controls["control"] += [name.replace("_", " ")] * len(scores)
             controls["score"] += scores
     contexts = [
-        _described(node, chr(ord("A") + number), context)
+        {
+            "layer": node.layer,
+            "node": node.node,
+            "group": "ABCDEFGHIJKLMNOP"[number],
+            "activation": it.activation,
+            "window": it.window,
+            "position": it.position,
+            "text": "".join(it.pieces[: it.query + 1]),
+            "query": it.pieces[it.query],
+            "attended": " ".join(
+                piece.strip()
+                for piece, attended in zip(it.pieces, it.attended, strict=True)
+                if attended
+            ),
+        }
         for node in found
         for number, group in enumerate(node.groups)
-        for context in group.contexts
+        for it in group.contexts
     ]
     return {
         "nodes": nodes,
@@ -267,20 +285,5 @@ def tables(search: SearchResult, found: Sequence[FoundNode]) -> dict[str, Column
     }
 
 
-def _described(node: FoundNode, group: str, context: Context) -> dict[str, Any]:
-    pairs = zip(context.pieces, context.attended, strict=True)
-    return {
-        "layer": node.layer,
-        "node": node.node,
-        "group": group,
-        "activation": context.activation,
-        "window": context.window,
-        "position": context.position,
-        "text": "".join(context.pieces[: context.query + 1]),
-        "query": context.pieces[context.query],
-        "attended": " ".join(piece.strip() for piece, attended in pairs if attended),
-    }
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
+def _columns(rows: Sequence[dict[str, Any]]) -> Columns:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
