@@ -6,7 +6,6 @@ returns one score for each output; those with the largest scores are computed.
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,13 +21,10 @@ from joma.common.files import replacing
 from joma.errors import JomaError, printable
 
 FORMAT = "joma sparsify 1"
-_KINDS = ("mlp", "heads")
 _PARTS = ("first", "shift", "second", "bias")
 _DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    str(it).removeprefix("torch."): it
+    for it in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 }
 _MOST_LAYERS = 10_000
 _AT_ONCE = 2**22
@@ -235,17 +231,14 @@ def _facts(written: str, path: Path) -> SparsityFacts:
         raise wrong from error
     words = (facts.fingerprint, facts.model_class, facts.source, facts.dtype, facts.corpus)
     numbers = (facts.layers, facts.width, facts.heads, facts.tokens, *facts.neurons)
-    shares = [facts.mlp_sparsity, facts.rank_ratio]
-    shares += [] if facts.heads_sparsity is None else [facts.heads_sparsity]
+    shares = (facts.mlp_sparsity, facts.rank_ratio, facts.heads_sparsity or 0.0)
     right = (
         all(isinstance(it, str) for it in words)
         and all(type(it) is int and 0 <= it < 2**40 for it in numbers)
-        and all(isinstance(it, float | int) and math.isfinite(it) and it >= 0 for it in shares)
+        and all(isinstance(it, float | int) and 0 <= it <= 16 for it in shares)
         and facts.dtype in _DTYPES
-        and 1 <= facts.layers <= _MOST_LAYERS
-        and len(facts.neurons) == facts.layers
+        and 1 <= facts.layers == len(facts.neurons) <= _MOST_LAYERS
         and facts.width > 0
-        and facts.rank_ratio <= 16
     )
     if not right:
         raise wrong

@@ -13,7 +13,7 @@ from joma.errors import JomaError
 from joma.inference.sparsify._apply import OF_HEADS, SELECTIONS, check_predictors, kept_of, sparse
 from joma.inference.sparsify._fit import LayerActivations, batches, observe
 from joma.inference.sparsify._layers import sparse_layers
-from joma.inference.sparsify._predictors import Predictors
+from joma.inference.sparsify._predictors import Predictor, Predictors
 
 TOP = (0.1, 0.25, 0.5)
 """Shares of the neurons whose part of the energy is reported."""
@@ -110,52 +110,50 @@ def layer_quality(
 
 @torch.inference_mode()
 def _judged(number: int, predictors: Predictors, seen: LayerActivations) -> LayerQuality:
-    facts, predictor = predictors.facts, predictors.mlp[number]
-    device = predictor.first.device
-    neurons = seen.scores.shape[1]
+    """Compare what one layer's predictor chooses with what mattered, token by token."""
+    facts, neurons = predictors.facts, seen.scores.shape[1]
     keep = kept_of(neurons, facts.mlp_sparsity)
     fixed = predictors.importance[number].topk(keep).indices
     sums = torch.zeros(7 + len(TOP), dtype=torch.float64)
     for states, scores in zip(seen.states.split(_ROWS), seen.scores.split(_ROWS), strict=True):
-        scores = scores.to(device).float()
-        predicted = predictor(states.to(device, predictor.first.dtype)).topk(keep).indices
-        ordered, order = scores.square().sort(-1, descending=True)
-        member = torch.zeros_like(scores).scatter_(1, order[:, :keep], 1.0)
-        energy = ordered.sum(-1).clamp(min=1e-30)
-        shares = ordered.cumsum(-1) / energy.unsqueeze(-1)
-        own = scores.square()
+        recall, kept, energy, member = _chosen(predictors.mlp[number], states, scores, keep)
+        ordered = energy.sort(-1, descending=True).values
+        shares = ordered.cumsum(-1) / ordered.sum(-1, keepdim=True).clamp(min=1e-30)
         row = [
-            member.gather(1, predicted).mean(-1),
+            recall,
             member[:, fixed].mean(-1),
-            own.gather(1, predicted).sum(-1) / energy,
+            kept,
             shares[:, keep - 1],
-            own[:, fixed].sum(-1) / energy,
+            energy[:, fixed].sum(-1) / ordered.sum(-1).clamp(min=1e-30),
             ((shares < _MOST_ENERGY).sum(-1) + 1).clamp(max=neurons) / neurons,
             (scores == 0).float().mean(-1),
             *(shares[:, math.ceil(top * neurons) - 1] for top in TOP),
         ]
-        sums += torch.stack([column.double().sum() for column in row]).cpu()
+        sums += torch.stack([column.double().sum().cpu() for column in row])
     means = (sums / len(seen.scores)).tolist()
-    top = tuple(means[7:])
-    return LayerQuality(number, *means[:7], top, *_judged_heads(number, predictors, seen))
+    of_heads: tuple[float | None, float | None] = None, None
+    if number in predictors.heads and seen.head_states is not None and seen.head_scores is not None:
+        share = facts.heads_sparsity
+        assert share is not None
+        keep = kept_of(seen.head_scores.shape[1], share)
+        states, scores = seen.head_states, seen.head_scores
+        recall, kept, *_ = _chosen(predictors.heads[number], states, scores, keep)
+        of_heads = float(recall.mean()), float(kept.mean())
+    return LayerQuality(number, *means[:7], tuple(means[7:]), *of_heads)
 
 
-def _judged_heads(
-    number: int, predictors: Predictors, seen: LayerActivations
-) -> tuple[float | None, float | None]:
-    if number not in predictors.heads or seen.head_states is None or seen.head_scores is None:
-        return None, None
-    predictor = predictors.heads[number]
-    share = predictors.facts.heads_sparsity
-    assert share is not None
-    scores = seen.head_scores.to(predictor.first.device).float()
-    keep = kept_of(scores.shape[1], share)
-    states = seen.head_states.to(predictor.first.device, predictor.first.dtype)
-    predicted, best = predictor(states).topk(keep).indices, scores.topk(keep).indices
-    member = torch.zeros_like(scores).scatter_(1, best, 1.0)
-    energy = scores.square()
+def _chosen(
+    predictor: Predictor, states: Tensor, scores: Tensor, keep: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a predictor's recall and energy kept, each score's energy, and the oracle's choice."""
+    device, dtype = predictor.first.device, predictor.first.dtype
+    energy = scores.to(device).float().square()
+    predicted = predictor(states.to(device, dtype)).topk(keep).indices
+    member = torch.zeros_like(energy).scatter_(
+        1, energy.argsort(-1, descending=True)[:, :keep], 1.0
+    )
     kept = energy.gather(1, predicted).sum(-1) / energy.sum(-1).clamp(min=1e-30)
-    return float(member.gather(1, predicted).mean()), float(kept.mean())
+    return member.gather(1, predicted).mean(-1), kept, energy, member
 
 
 def perplexity_cost(
