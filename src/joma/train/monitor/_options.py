@@ -8,28 +8,13 @@ from typing import Any
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.probes.metrics import MONITORED, checked
 from joma.runs import Run
-from joma.train.monitor.findings import checked_stop_on
+from joma.train.monitor._alerts import checked_stop_on
 
 METRICS: Mapping[str, str] = {name: metric.sentence for name, metric in MONITORED.items()}
 """What is measured, by name."""
-
-
-def chosen_metrics(metrics: Sequence[str] | None, theorem1: int | None) -> tuple[str, ...]:
-    """Return the names of the metrics asked for, each once; otherwise of all that can be measured.
-
-    Raises:
-        JomaError: One is not known, or needs the layer on which Theorem 1 is measured.
-    """
-    chosen = checked(MONITORED if metrics is None else metrics, MONITORED)
-    of_layer = [metric for metric in chosen if metric.needs == "theorem1"]
-    if metrics is not None and of_layer and theorem1 is None:
-        name = of_layer[0].name
-        raise JomaError(f"theorem1 must be the layer to measure {name} on, got None")
-    return tuple(it.name for it in chosen if theorem1 is not None or it not in of_layer)
 
 
 @dataclass
@@ -39,10 +24,7 @@ class Options:
     Attributes:
         every: Steps between measurements.
         metrics: Names of the metrics to measure.
-        ranks: Each r of the gradients' energy in their top r directions.
         theorem1: Layer on which Theorem 1 is measured, or None.
-        tolerance: Relative tolerance of stable ranks.
-        seed: Seed of random starts.
         budget: Share of the training's time for measurements, or None for no limit.
         stop_on: Conditions that end the training.
 
@@ -52,43 +34,36 @@ class Options:
 
     every: int
     metrics: Sequence[str] | None
-    ranks: Sequence[int]
     theorem1: int | None
-    tolerance: float
-    seed: int
     budget: float | None
     stop_on: Collection[str]
 
     def __post_init__(self) -> None:
-        budget, tolerance = self.budget, self.tolerance
+        budget = self.budget
         if budget is not None and not (_is_number(budget) and 0 < budget <= 1):
             raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
-        if not (_is_number(tolerance) and 1e-7 <= tolerance < 1):
-            raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
         if not _is_sequence(self.stop_on):
             given = repr(self.stop_on)
             raise JomaError(f'stop_on must be a set of names, as in {{"nan"}}, got {given}')
         if self.metrics is not None and not _is_sequence(self.metrics):
             raise JomaError(f"metrics must be a list of names, got {self.metrics!r}")
-        if not _is_sequence(self.ranks):
-            raise JomaError(f"ranks must be a list of whole numbers, got {self.ranks!r}")
         self.every = whole_number("every", self.every, 1)
         if self.theorem1 is not None:
             self.theorem1 = whole_number("theorem1", self.theorem1, 0)
-        self.metrics = chosen_metrics(self.metrics, self.theorem1)
-        self.ranks = tuple(whole_number("ranks", rank, 1) for rank in self.ranks)
-        self.tolerance = float(tolerance)
-        self.seed = whole_number("seed", self.seed, 0)
-        self.budget = None if budget is None else float(budget)
+        chosen = checked(MONITORED if self.metrics is None else self.metrics, MONITORED)
+        of_layer = [metric for metric in chosen if metric.needs == "theorem1"]
+        if self.theorem1 is None and self.metrics is not None and of_layer:
+            name = of_layer[0].name
+            raise JomaError(f"theorem1 must be the layer to measure {name} on, got None")
+        left_out = of_layer if self.theorem1 is None else []
+        self.metrics = tuple(metric.name for metric in chosen if metric not in left_out)
         self.stop_on = checked_stop_on(tuple(self.stop_on))
 
 
-def check_kinds(run: Any, architecture: Any, attention: Any, loggers: Any, on_finding: Any) -> None:
+def check_kinds(run: Any, attention: Any, loggers: Any, on_finding: Any) -> None:
     """Raise JomaError where an option is of another kind than it must be."""
     if run is not None and not isinstance(run, Run | Path | str):
         raise JomaError(f"run must be a Run, the path of a folder or None, got {run!r}")
-    if architecture is not None and not isinstance(architecture, Architecture):
-        raise JomaError(f"architecture must be an Architecture or None, got {architecture!r}")
     if attention is not None and not isinstance(attention, AttentionMap):
         raise JomaError(f"attention must be an AttentionMap or None, got {attention!r}")
     if not _is_sequence(loggers) or not all(isinstance(one, Callable) for one in loggers):
