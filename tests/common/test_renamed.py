@@ -13,7 +13,6 @@ RENAMED = [
     ("joma.models.series", "Checkpoint", "SeriesCheckpoint"),
     ("joma.models.series", "Finding", "SeriesProblem"),
     ("joma.probes.metrics", "Estimate", "BoundedValue"),
-    ("joma.train.findings", "Series", "RecordedSeries"),
     ("joma.train.language", "Estimate", "TrainingEstimate"),
     ("joma.theory.nonlinear", "Fit", "Eqn6Fit"),
     ("joma.theory.scan_snap", "Corpus", "ScanSnapCorpus"),
