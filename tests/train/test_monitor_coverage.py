@@ -310,8 +310,8 @@ def test_stop_on_nan_ends_the_training_at_once(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"attention": 5}, "attention must be an AttentionMap or None, got 5"),
-        ({"loggers": 5}, "loggers must be a list of functions, got 5"),
-        ({"loggers": [5]}, "loggers must be a list of functions"),
+        ({"loggers": 5}, "loggers must be a list of functions or None, got 5"),
+        ({"loggers": [5]}, "loggers must be a list of functions or None"),
         ({"run": 5}, "run must be a Run, the path of a folder or None, got 5"),
         ({"stop_on": "nan"}, "stop_on must be a set of names, .* got 'nan'"),
         ({"stop_on": ["loss"]}, "stop_on must be among critical, nan, diverged, .* got 'loss'"),

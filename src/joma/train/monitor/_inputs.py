@@ -131,12 +131,12 @@ def _tensors(value: Any) -> list[Tensor]:
 def _cutters(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Return ways to take the first sequences of tensors, the likeliest first.
+    """Return ways to take the first sequences of tensors: cut, and whole where a model needs that.
 
     Tensors that have as many sequences as the first one are cut. Sequences lie along the first
     axis, but along the second where the model has `nn.MultiheadAttention` with `batch_first=False`.
     A square tensor with as many rows and columns as there are sequences may be a mask of tokens by
-    tokens, and is cut in the second way only.
+    tokens, and is left whole.
     """
     found = _tensors((args, list(kwargs.values())))
     of_torch = (it for it in model.modules() if isinstance(it, nn.MultiheadAttention))
@@ -147,19 +147,15 @@ def _cutters(
     count, length = first.shape[axis], first.shape[1 - axis]
     kept = min(count, max(1, TOKENS // max(length, 1)))
     squares = {id(it) for it in found if it is not first and it.shape[:2] == (count, count)}
-    # A mask cut to one row would fit any number of rows.
-    if kept == count or (squares and kept == 1):
+    if kept == count or (squares and kept == 1):  # one sequence would fit any number of rows
         return [_copied]
 
     def cut(tensor: Tensor) -> Tensor:
-        if tensor.ndim > axis and tensor.shape[axis] == count:
+        if tensor.ndim > axis and tensor.shape[axis] == count and id(tensor) not in squares:
             tensor = tensor.narrow(axis, 0, kept)
         return _copied(tensor)
 
-    def cut_but_squares(tensor: Tensor) -> Tensor:
-        return _copied(tensor) if id(tensor) in squares else cut(tensor)
-
-    return [cut_but_squares, cut, _copied] if squares else [cut, _copied]
+    return [cut, _copied]
 
 
 def _copied(tensor: Tensor) -> Tensor:

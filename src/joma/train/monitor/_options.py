@@ -1,7 +1,7 @@
 """The options of a monitor, checked."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,15 @@ class Options:
 
 def check_kinds(run: Any, attention: Any, loggers: Any, on_finding: Any) -> None:
     """Raise JomaError where an option is of another kind than it must be."""
-    if run is not None and not isinstance(run, Run | Path | str):
-        raise JomaError(f"run must be a Run, the path of a folder or None, got {run!r}")
-    if attention is not None and not isinstance(attention, AttentionMap):
-        raise JomaError(f"attention must be an AttentionMap or None, got {attention!r}")
-    if not _is_sequence(loggers) or not all(isinstance(one, Callable) for one in loggers):
-        raise JomaError(f"loggers must be a list of functions, got {loggers!r}")
-    if on_finding is not None and not isinstance(on_finding, Callable):
-        raise JomaError(f"on_finding must be a function or None, got {on_finding!r}")
+    functions = _is_sequence(loggers) and all(map(callable, loggers))
+    for is_right, name, right, given in (
+        (isinstance(run, Run | Path | str | None), "run", "a Run, the path of a folder", run),
+        (isinstance(attention, AttentionMap | None), "attention", "an AttentionMap", attention),
+        (functions, "loggers", "a list of functions", loggers),
+        (on_finding is None or callable(on_finding), "on_finding", "a function", on_finding),
+    ):
+        if not is_right:
+            raise JomaError(f"{name} must be {right} or None, got {given!r}")
 
 
 def _is_number(value: Any) -> bool:
