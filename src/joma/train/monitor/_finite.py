@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from joma.common.sharded import local
 from joma.train.monitor._faults import LOG, Faults
-from joma.train.monitor._parts import is_real, layer_in
 from joma.train.monitor._record import Row
+from joma.train.monitor._selection import is_real, layer_in
 from joma.train.processes import MonitoredProcesses
 
 SHARE, FREE = 5e-4, 0.1

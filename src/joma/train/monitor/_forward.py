@@ -11,8 +11,8 @@ from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch
 from joma.probes.metrics import Metric, collected
 from joma.train.monitor._faults import Faults
 from joma.train.monitor._inputs import MeasurementInputs
-from joma.train.monitor._parts import Parts, plain
 from joma.train.monitor._record import Row
+from joma.train.monitor._selection import Selection, plain
 from joma.train.monitor._theorem1 import Theorem1
 from joma.train.processes import Gathers, MonitoredProcesses
 
@@ -55,7 +55,7 @@ class ForwardPass:
         self,
         model: nn.Module,
         candidates: Sequence[MeasurementInputs],
-        parts: Parts,
+        chosen: Selection,
         lower: Tensor | None,
     ) -> tuple[list[Row], MeasurementInputs]:
         """Run the model and return what that shows, and the inputs that it ran on.
@@ -63,7 +63,7 @@ class ForwardPass:
         Args:
             model: The model, uncompiled, in evaluation mode.
             candidates: What it may be called with; the first that it takes counts.
-            parts: Where its blocks and MLPs are.
+            chosen: Where its blocks and MLPs are.
             lower: The lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
         """
         modules = {plain(name): module for name, module in model.named_modules()}
@@ -71,7 +71,7 @@ class ForwardPass:
         active = [metric for metric in self._activations if (metric.name, None) not in off]
         attends = bool(self._attention or self.theorem1) and ("attention", None) not in off
         passes = ["attention"] if attends else []
-        if active and parts.downs:  # seen also where attention cannot be
+        if active and chosen.downs:  # seen also where attention cannot be
             passes.append(active[0].name)
         for what in passes:
             why: Exception | str = "the forward pass failed in another process"
@@ -79,13 +79,13 @@ class ForwardPass:
                 failed, rows = False, []
                 try:
                     with self._gathers.completed(model), ExitStack() as stack:
-                        sums = stack.enter_context(self._activity(modules, parts, active))
+                        sums = stack.enter_context(self._activity(modules, chosen, active))
                         if what == "attention":
-                            rows = self._attend(model, inputs, modules, parts, lower)
+                            rows = self._attend(model, inputs, modules, chosen, lower)
                         else:
                             inputs.run(model, self._processes.device)
                     for (name, path), one in sums.items():
-                        rows.append(Row(name, one.compute(), path, parts.downs[path]))
+                        rows.append(Row(name, one.compute(), path, chosen.downs[path]))
                 except Exception as error:  # the model's own code, which may fail as it likes
                     failed, why = True, error
                 if not (self._processes.any(failed) if self._processes.together else failed):
@@ -98,7 +98,7 @@ class ForwardPass:
         model: nn.Module,
         inputs: MeasurementInputs,
         modules: dict[str, nn.Module],
-        parts: Parts,
+        chosen: Selection,
         lower: Tensor | None,
     ) -> list[Row]:
         """Run the model and return what was seen of its attention and of Theorem 1."""
@@ -123,7 +123,7 @@ class ForwardPass:
 
         with ExitStack() as stack:
             if theorem is not None:
-                block = modules[parts.blocks[theorem.layer]]
+                block = modules[chosen.blocks[theorem.layer]]
                 stack.enter_context(theorem.following(block))
             stack.enter_context(watch_attention(model, see, names=self._names))
             inputs.run(model, self._processes.device)
@@ -151,7 +151,7 @@ class ForwardPass:
 
     @contextmanager
     def _activity(
-        self, modules: dict[str, nn.Module], parts: Parts, metrics: Sequence[Metric]
+        self, modules: dict[str, nn.Module], chosen: Selection, metrics: Sequence[Metric]
     ) -> Iterator[dict[tuple[str, str], Any]]:
         """Yield, by metric and path, what is summed up of every MLP's activations in the block."""
         sums: dict[tuple[str, str], Any] = {}
@@ -168,7 +168,7 @@ class ForwardPass:
             return update
 
         with ExitStack() as stack:
-            for path in parts.downs:
+            for path in chosen.downs:
                 for metric in metrics:
                     if path in modules and (metric.name, path) not in self._faults.off:
                         hook = modules[path].register_forward_pre_hook(watch(metric, path))

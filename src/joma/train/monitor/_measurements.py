@@ -27,17 +27,17 @@ from joma.train.monitor._inputs import MeasurementInputs
 from joma.train.monitor._moves import Matrices, Moves, norm_rows
 from joma.train.monitor._optimizer import WatchedOptimizers
 from joma.train.monitor._options import Options
-from joma.train.monitor._parts import (
-    MonitoredMatrix,
-    Parts,
-    is_real,
-    layer_in,
-    parts_of,
-    plain,
-    tied_layers,
-)
 from joma.train.monitor._record import Row
 from joma.train.monitor._restoring import evaluating
+from joma.train.monitor._selection import (
+    MonitoredMatrix,
+    Selection,
+    is_real,
+    layer_in,
+    plain,
+    selection_of,
+    tied_layers,
+)
 from joma.train.processes import MonitoredProcesses, whole
 
 EFFORT = Effort(tolerance=1e-2, seed=0, quick=True)
@@ -53,7 +53,7 @@ _ON_THE_GPU = 2**30
 """Bytes of copies of weights kept on the GPU; beyond that they lie in the CPU's memory."""
 
 _Found = list[tuple[Any, ...]]
-"""Parts of a model, each with its matrices."""
+"""Selection of a model, each with its matrices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,21 +114,21 @@ class Measurements:
         self._moves = Moves()
         self._signature: list[Any] | None = None
         self._model: nn.Module | None = None
-        self._parts, self._parameters = Parts(), dict[str, Tensor]()
+        self._selection, self._parameters = Selection(), dict[str, Tensor]()
         self._repeated: dict[str, Any] = {}
         self._list: list[_Measured] = []
         self._lower: _Measured | None = None
-        self._facts: list[Row] = []
-        with faults.guard("the parts of the model", effect="not found"), self.of(model):
+        self._fixed: list[Row] = []
+        with faults.guard("the parts of the model", effect="not found"), self.prepared(model):
             pass
-        layer, blocks = options.theorem1, self._parts.blocks
+        layer, blocks = options.theorem1, self._selection.blocks
         if layer is not None and blocks and layer not in blocks:
             raise JomaError(
                 f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}"
             )
 
     @contextlib.contextmanager
-    def of(self, model: nn.Module) -> Iterator[None]:
+    def prepared(self, model: nn.Module) -> Iterator[None]:
         """Prepare measurements of the model in the block, which leave no trace."""
         try:
             with evaluating(model, self._processes.device):
@@ -148,9 +148,9 @@ class Measurements:
         if signature == self._signature:
             return
         again, self._signature = self._signature is not None, signature
-        self._parts = Parts()
+        self._selection = Selection()
         with self._faults.guard("the parts of the model", effect="not found"):
-            self._parts = parts_of(model)
+            self._selection = selection_of(model)
         self._moves.forget_others(self._matrices())
         self._repeated = {
             metric.name: metric.repeated(EFFORT)
@@ -158,11 +158,11 @@ class Measurements:
             if metric.repeated is not None
         }
         self._list = list(self._measured())
-        self._facts = self._fixed_facts(model)
+        self._fixed = self._fixed_rows(model)
         self._lower = self._weight_of_theorem1()
         weights = [metric.name for metric in self._by_need["weights"][:1]]
         embedding = [metric.name for metric in self._by_need["embedding"]]
-        for part, why in self._parts.missing.items():
+        for part, why in self._selection.missing.items():
             for name in embedding if part == "embedding" else weights:
                 module = None if part == "embedding" else part
                 self._faults.note(name, why, module=module)
@@ -172,15 +172,15 @@ class Measurements:
 
     def _measured(self) -> Iterator[_Measured]:
         """Yield what is measured of weights, in groups that are measured together."""
-        parts = self._parts
-        embedding = [] if parts.embedding is None else [parts.embedding]
+        chosen = self._selection
+        embedding = [] if chosen.embedding is None else [chosen.embedding]
         for metric in [*self._by_need["weights"], *self._by_need["embedding"]]:
-            weights = parts.ranked if metric.needs == "weights" else embedding
+            weights = chosen.ranked if metric.needs == "weights" else embedding
             rows = partial(self._weight_rows, metric)
             for group, names in self._groups(weights, _SMALL):
                 yield _Measured(metric.name, metric.monitored, group, names, rows)
             rows = partial(_score_rows, metric)
-            for group, names in self._groups(parts.heads if metric.of_spectrum else (), _TOGETHER):
+            for group, names in self._groups(chosen.heads if metric.of_spectrum else (), _TOGETHER):
                 yield _Measured("ranks of Q·K", metric.monitored, group, names, rows)
 
     def _groups(
@@ -214,7 +214,7 @@ class Measurements:
         theorem = self._forward.theorem1
         if theorem is None:
             return None
-        lower = [weight for weight in self._parts.ranked if weight.role == "mlp_lower"]
+        lower = [weight for weight in self._selection.ranked if weight.role == "mlp_lower"]
         for weight in lower:
             if weight.layer == theorem.layer:
                 names = frozenset(weight.names)
@@ -227,7 +227,7 @@ class Measurements:
         """Gather what weights are made of, in all processes; return what reads their matrices."""
         gathered = {name: whole(self._parameters[name]) for name in sorted(one.names)}
         model = self._model
-        assert model is not None, "within `of`"
+        assert model is not None, "within `prepared`"
 
         def read(part: Any) -> list[Tensor]:
             return [
@@ -275,18 +275,18 @@ class Measurements:
                 first call must not be made.
         """
         model, rows, taken = self._model, list[Row](), None
-        assert model is not None, "within `of`"
+        assert model is not None, "within `prepared`"
         if candidates:
             with self._faults.guard("the forward pass", effect="failed"):
                 lower = None
                 if self._lower is not None:
                     (lower,) = self._read(self._lower)(self._lower.parts[0])
-                rows, taken = self._forward.measure(model, candidates, self._parts, lower)
+                rows, taken = self._forward.measure(model, candidates, self._selection, lower)
         with self._faults.guard("reading weights", effect="failed"):
             rows += self._ranks("every measurement")
         with self._faults.guard("norms of weights", effect="failed"):
             matrices = self._matrices()
-            rows += self._facts + self._optimizer_facts()
+            rows += self._fixed + self._training_rows()
             if self._by_need["norms"]:
                 rows += norm_rows("weight_norm", matrices)
                 rows += norm_rows("gradient_norm", self._gradients())
@@ -339,7 +339,7 @@ class Measurements:
                 yield from part.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `state` gave, within `of`."""
+        """Take what `state` gave, within `prepared`."""
         matrices = self._matrices()
         self._moves.load(state, matrices, self._learning(matrices))
         kept = ("copy.", "mark.")  # of the moves, which may lie elsewhere
@@ -394,7 +394,7 @@ class Measurements:
         """Return the matrices that are followed, with their part of tensors by name."""
         return {
             of: tensors[of.name] if of.expert is None else tensors[of.name][of.expert]
-            for of in self._parts.matrices
+            for of in self._selection.matrices
             if of.name in tensors
         }
 
@@ -411,29 +411,30 @@ class Measurements:
             rows += self._attempt("gradient", [of], lambda _, it=gradient: [it], rank)
         return rows
 
-    def _fixed_facts(self, model: nn.Module) -> list[Row]:
+    def _fixed_rows(self, model: nn.Module) -> list[Row]:
         """Return tied layers, the shapes of matrices, and the vocabulary."""
         rows = [
             Row("tied_layer", float(of), path, layer)
             for path, layer, of in tied_layers(model)
-            if path.rpartition(".")[0] in self._parts.stacks  # heads of decoders are often shared
+            if path.rpartition(".")[0]
+            in self._selection.stacks  # heads of decoders are often shared
         ]
-        if self._parts.embedding is not None:
-            tokens = self._parameters[self._parts.embedding.names[0]].shape[0]
+        if self._selection.embedding is not None:
+            tokens = self._parameters[self._selection.embedding.names[0]].shape[0]
             linear = (it for it in model.modules() if isinstance(it, nn.Linear))
             if any(it.out_features == tokens for it in linear):  # one for every token
                 rows.append(Row("vocabulary", float(tokens)))
-        for of in self._parts.matrices:
+        for of in self._selection.matrices:
             if of.expert is None:
                 shape = self._parameters[of.name].shape
                 sides = zip(("matrix_rows", "matrix_columns"), shape, strict=True)
                 rows += [Row(name, float(size), of.module, of.layer) for name, size in sides]
         return rows
 
-    def _optimizer_facts(self) -> list[Row]:
+    def _training_rows(self) -> list[Row]:
         """Return which matrices are trained."""
         rows: list[Row] = []
-        for of in self._parts.matrices:
+        for of in self._selection.matrices:
             parameter = self._parameters[of.name]
             rows.append(Row("requires_grad", float(parameter.requires_grad), of.module, of.layer))
             optimized = self._optimizers.holds(parameter)

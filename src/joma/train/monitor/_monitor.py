@@ -28,10 +28,10 @@ from joma.train.monitor._inputs import Inputs, MeasurementInputs
 from joma.train.monitor._measurements import Measurements, can_run
 from joma.train.monitor._optimizer import WatchedOptimizers
 from joma.train.monitor._options import Options, check_kinds
-from joma.train.monitor._parts import is_real
 from joma.train.monitor._record import Logger, Recorder, Row, copied_loss
 from joma.train.monitor._restoring import unwrap
 from joma.train.monitor._run_folder import TrainingOutcome, open_run
+from joma.train.monitor._selection import is_real
 from joma.train.processes import MonitoredProcesses
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class Monitor:
             if not self._budget.limited:
                 self._budget.due = [max(step, self._step + 1) for step in due]
             self._moved_at = None if moved_at < 0 else moved_at
-            with self._measurements.of(inner):
+            with self._measurements.prepared(inner):
                 self._measurements.load(state)
             self._plan_subspaces()
 
@@ -487,7 +487,7 @@ class Monitor:
             self._inputs.settle()
             if self._alarm.share(inner, self._step):
                 self._report(inner)
-            with self._measurements.of(inner):
+            with self._measurements.prepared(inner):
                 with self._guard("reading the optimizer"):
                     self._optimizers.read(inner)
                 rows, taken = self._measurements.regular(self._candidates(inner))
@@ -521,7 +521,7 @@ class Monitor:
         began = self._synchronised()
         rows: list[Row] = []
         try:
-            with self._measurements.of(inner):
+            with self._measurements.prepared(inner):
                 rows = self._measurements.moved()
         finally:
             if self._processes.first:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from joma.common.sharded import is_dtensor
-from joma.train.monitor._parts import MonitoredMatrix
 from joma.train.monitor._record import Row
+from joma.train.monitor._selection import MonitoredMatrix
 from joma.train.processes import sharded_like, whole
 
 _SAMPLED = 2**18

@@ -33,7 +33,7 @@ class MonitoredMatrix(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class Selection:
     """What there is to measure, and why what is missing is.
 
     Attributes:
@@ -57,7 +57,7 @@ class Parts:
     downs: dict[str, int | None] = field(default_factory=dict)
 
 
-def parts_of(model: nn.Module) -> Parts:
+def selection_of(model: nn.Module) -> Selection:
     """Return the parts of a model that is not compiled; of weights, those that are real tensors."""
     found = find_weights(model)
     real = {
@@ -80,7 +80,7 @@ def parts_of(model: nn.Module) -> Parts:
     if not heads:
         missing["query·key"] = found.missing.get("query", "no attention has both, by head")
     embeddings = [weight for weight in found.embeddings if real.issuperset(weight.names)]
-    return Parts(
+    return Selection(
         embedding=embeddings[0] if embeddings else None,
         ranked=tuple(weight for weight in weights if real.issuperset(weight.names)),
         heads=tuple(heads),
