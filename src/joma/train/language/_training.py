@@ -420,7 +420,6 @@ class LanguageTraining:
             inputs=[{"input_ids": self._windows(settings.windows)[:, :-1]}],
             metrics=settings.metrics,
             theorem1=settings.theorem1,
-            seed=self.config.training.seed,
             loggers=(self._note_entropy,),
             budget=settings.budget or None,
             step=self.step,
@@ -452,7 +451,7 @@ class LanguageTraining:
     def _judge_by(self, name: str, steps: Any, values: list[float]) -> None:
         """Let losses that the loop logs count for the monitor's findings."""
         if self.run is not None and self.monitor is not None:
-            self.monitor._take(name, steps, values)
+            self.monitor.judge_by(name, steps, values)
 
     def _note_entropy(self, step: int, values: Mapping[str, float]) -> None:
         found = [value for name, value in values.items() if name.startswith("attention_entropy/")]

@@ -1,24 +1,27 @@
 """The inputs that a model is measured on: given, or caught from its first forward pass."""
 
-import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joma.errors import JomaError
-from joma.train.monitor.faults import Faults
-from joma.train.processes import MonitoredProcesses, device_of, sharded_modules
+from joma.train.monitor._faults import Faults
+from joma.train.processes import MonitoredProcesses, sharded_modules
 
 TOKENS = 2048
 """Tokens that a measurement reads, unless one sequence alone has more."""
 
-
 _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
+_UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention but cuDNN's, which is planned anew for every input shape, for half a second."""
+_CALL = "_compiled_call_impl"
+"""What `nn.Module.__call__` calls in place of `_call_impl`, where it is set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +29,8 @@ class MeasurementInputs:
     """What a model is called with, and the autocast it is called in.
 
     Attributes:
-        calls: arguments and named arguments of each call.
-        autocast: whether on, and its type.
+        calls: Arguments and named arguments of each call.
+        autocast: Whether autocast is on, and its type.
     """
 
     calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
@@ -35,7 +38,7 @@ class MeasurementInputs:
 
     @classmethod
     def of(cls, batches: Any) -> "MeasurementInputs":
-        """Batches given by a person: one tensor, tuple or dict for each call, or just one."""
+        """Return given batches: one tensor, tuple or dict for each call, or just one."""
         several = list(batches) if isinstance(batches, list) else [batches]
         if not several:
             raise JomaError("inputs must be one batch at least, got none")
@@ -57,36 +60,19 @@ class MeasurementInputs:
         )
 
     def shared(self, same: Callable[[Tensor], Tensor]) -> "MeasurementInputs":
-        """The same with what `same` makes of every tensor."""
+        """Return the inputs with what `same` makes of every tensor."""
         calls = tuple((_each(args, same), _each(kwargs, same)) for args, kwargs in self.calls)
         return MeasurementInputs(calls, self.autocast)
 
-    def run(self, model: nn.Module) -> None:
-        """Calls the model, or its body where the rest is for the loss alone."""
-        device = device_of(model)
+    def run(self, model: nn.Module, device: torch.device) -> None:
+        """Call the model, or its body where the rest is for the loss alone."""
         target = _body(model)
         on, dtype = self.autocast or (False, torch.bfloat16)
         for args, kwargs in self.shared(lambda tensor: tensor.to(device)).calls:
             # A cast weight that was cached without a graph would be used by training.
             autocast = torch.autocast(device.type, dtype, enabled=on, cache_enabled=False)
-            with autocast, _attention_without_plans():
-                target(*args, **_taken(target, kwargs))
-
-
-@contextlib.contextmanager
-def _attention_without_plans() -> Iterator[None]:
-    """Attention by other kernels than cuDNN's, which are planned again for every shape of inputs.
-
-    A plan takes half a second, as long as ten measurements. Plain products, which take every shape,
-    must be allowed in its place.
-    """
-    cuda = torch.backends.cuda
-    planned = cuda.cudnn_sdp_enabled()
-    cuda.enable_cudnn_sdp(planned and not cuda.math_sdp_enabled())
-    try:
-        yield
-    finally:
-        cuda.enable_cudnn_sdp(planned)
+            with autocast, sdpa_kernel(_UNPLANNED):
+                target(*args, **_accepted(target, kwargs))
 
 
 def _body(model: nn.Module) -> nn.Module:
@@ -100,7 +86,8 @@ def _body(model: nn.Module) -> nn.Module:
     return body if hasattr(body, "get_input_embeddings") else model
 
 
-def _taken(target: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _accepted(target: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the named arguments that a Hugging Face model's body takes; other models take all."""
     if not hasattr(target, "config") or getattr(target.config, "is_encoder_decoder", False):
         return kwargs
     parameters = inspect.signature(target.forward).parameters
@@ -125,7 +112,7 @@ def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same value with every tensor in it changed."""
+    """Return the same value with every tensor in it changed."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (tuple, list):
@@ -144,12 +131,12 @@ def _tensors(value: Any) -> list[Tensor]:
 def _cutters(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Return ways to take the first sequences of tensors, the likeliest first.
+    """Return ways to take the first sequences of tensors: cut, and whole where a model needs that.
 
     Tensors that have as many sequences as the first one are cut. Sequences lie along the first
     axis, but along the second where the model has `nn.MultiheadAttention` with `batch_first=False`.
     A square tensor with as many rows and columns as there are sequences may be a mask of tokens by
-    tokens, and is cut in the second way only.
+    tokens, and is left whole.
     """
     found = _tensors((args, list(kwargs.values())))
     of_torch = (it for it in model.modules() if isinstance(it, nn.MultiheadAttention))
@@ -159,25 +146,16 @@ def _cutters(
         return [_copied]
     count, length = first.shape[axis], first.shape[1 - axis]
     kept = min(count, max(1, TOKENS // max(length, 1)))
-    if kept == count:
+    squares = {id(it) for it in found if it is not first and it.shape[:2] == (count, count)}
+    if kept == count or (squares and kept == 1):  # one sequence would fit any number of rows
         return [_copied]
 
-    def is_square(tensor: Tensor) -> bool:
-        return tensor is not first and tensor.ndim > 1 and tensor.shape[:2] == (count, count)
-
     def cut(tensor: Tensor) -> Tensor:
-        if tensor.ndim > axis and tensor.shape[axis] == count:
+        if tensor.ndim > axis and tensor.shape[axis] == count and id(tensor) not in squares:
             tensor = tensor.narrow(axis, 0, kept)
         return _copied(tensor)
 
-    def cut_but_squares(tensor: Tensor) -> Tensor:
-        return _copied(tensor) if is_square(tensor) else cut(tensor)
-
-    if not any(map(is_square, found)):
-        return [cut, _copied]
-    if kept == 1:  # a mask cut to one row would fit any number of rows
-        return [_copied]
-    return [cut_but_squares, cut, _copied]
+    return [cut, _copied]
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -211,7 +189,7 @@ class Inputs:
         self._called, self._inner = weakref.ref(model), weakref.ref(inner)
         self._processes, self._faults = processes, faults
         self._settled = False
-        self._first_calls: list[FirstCall] = []
+        self._calls: list[_FirstCall] = []
         if self.batches is None and processes.measures:
             self._await()
 
@@ -221,8 +199,14 @@ class Inputs:
             self.close()
             self.batches = self._shared(self.batches)
             self._settled = True
-        elif self._first_calls and not self._first_calls[-1].in_place:
+        elif self._calls and not self._calls[-1].in_place:
             self._await()  # the model was compiled in place meanwhile
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        for call in self._calls:
+            call.remove()
+        self._calls.clear()
 
     def _shared(self, batches: tuple[MeasurementInputs, ...]) -> tuple[MeasurementInputs, ...]:
         """Return the first process's inputs; each keeps its own where they differ in number.
@@ -239,40 +223,20 @@ class Inputs:
             return batches
         return tuple(one.shared(self._processes.same) for one in batches)
 
-    def close(self) -> None:
-        """Leave the model alone."""
-        for call in self._first_calls:
-            call.remove()
-        self._first_calls.clear()
-
     def _await(self) -> None:
-        called, this = self._called(), weakref.ref(self)
-        if called is None:
-            return
-
-        def caught(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs = this()
-            if inputs is not None:
-                catch = inputs._catch
-                inputs._faults.tried(
-                    "catching inputs", lambda: catch(args, kwargs), effect="failed"
-                )
-
-        self._first_calls.append(FirstCall(called, caught))
+        called = self._called()
+        if called is not None:
+            self._calls.append(_FirstCall(called, weakref.WeakMethod(self._catch)))
 
     def _catch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        inner = self._inner()
+        inner, device = self._inner(), self._processes.device.type
         # A validation before the first step is not training.
         if self.batches is None and inner is not None and torch.is_grad_enabled():
-            self.batches = MeasurementInputs.seen(inner, args, kwargs, self._processes.device.type)
+            with self._faults.guard("catching inputs", effect="failed"):
+                self.batches = MeasurementInputs.seen(inner, args, kwargs, device)
 
 
-Caught = Callable[[tuple[Any, ...], dict[str, Any]], None]
-_CALL = "_compiled_call_impl"
-"""What `nn.Module.__call__` calls in place of `_call_impl`, where it is set."""
-
-
-class FirstCall:
+class _FirstCall:
     """Reports the calls of a module until it is removed.
 
     It takes the place of the module's `_compiled_call_impl`, which is what PyTorch calls for a
@@ -281,23 +245,23 @@ class FirstCall:
 
     Args:
         module: The module whose calls are reported. It is not kept alive.
-        caught: Takes the positional and the named arguments of a call.
+        caught: Returns what takes the positional and the named arguments of a call.
     """
 
     _torchdynamo_disable = True
 
-    def __init__(self, module: nn.Module, caught: Caught) -> None:
-        self._module = weakref.ref(module)
-        self._caught = caught
+    def __init__(self, module: nn.Module, caught: Callable[[], Any]) -> None:
+        self._module, self._caught = weakref.ref(module), caught
         self._before = module.__dict__.get(_CALL)
         module.__dict__[_CALL] = self  # not setattr, which torch.compile's wrapper hands on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Report the call, and make it."""
-        self._caught(args, kwargs)
+        catch, module = self._caught(), self._module()
+        if catch is not None:
+            catch(args, kwargs)
         if self._before is not None:
             return self._before(*args, **kwargs)
-        module = self._module()
         assert module is not None, "it is being called"
         return module._call_impl(*args, **kwargs)
 

@@ -2,45 +2,36 @@
 
 import contextlib
 import threading
-import warnings
+import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from joma.common.checks import whole_number
 from joma.common.text import wrapped
 from joma.errors import JomaError
-from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.runs import Run
 from joma.train.findings import Finding, Judgement
-from joma.train.monitor.cadence import Budget
-from joma.train.monitor.facts import OptimizerView, number_of_parameters
-from joma.train.monitor.faults import Faults
-from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
-from joma.train.monitor.finite import FiniteAlarm
-from joma.train.monitor.inputs import Inputs, MeasurementInputs
-from joma.train.monitor.measure import Measurements
-from joma.train.monitor.options import Options, check_kinds
-from joma.train.monitor.outcome import OwnOutcome
-from joma.train.monitor.record import (
-    Logger,
-    Losses,
-    Recorder,
-    Row,
-    logged,
-    one_number,
-    open_run,
-)
-from joma.train.monitor.undisturbed import undisturbed, unwrap
+from joma.train.findings._finding import judgement_lines
+from joma.train.monitor._alerts import Alerts, OnFinding
+from joma.train.monitor._budget import Budget
+from joma.train.monitor._faults import Faults
+from joma.train.monitor._finite import FiniteAlarm
+from joma.train.monitor._inputs import Inputs, MeasurementInputs
+from joma.train.monitor._measurements import Measurements, can_run
+from joma.train.monitor._optimizer import WatchedOptimizers
+from joma.train.monitor._options import Options, check_kinds
+from joma.train.monitor._record import Logger, Recorder, Row, copied_loss
+from joma.train.monitor._restoring import unwrap
+from joma.train.monitor._run_folder import TrainingOutcome, open_run
+from joma.train.monitor._selection import is_real
 from joma.train.processes import MonitoredProcesses
 
 if TYPE_CHECKING:
@@ -48,7 +39,8 @@ if TYPE_CHECKING:
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
-T = TypeVar("T")
+_MANY_LOSSES = 4096
+"""Losses that are recorded without waiting for a measurement."""
 
 
 class Monitor:
@@ -65,7 +57,7 @@ class Monitor:
 
     The losses of a training are the same to the bit with it and without. Measurements are made in
     evaluation mode, on inputs kept since the first step; modes, buffers, gradients, random states,
-    autocast and what is compiled are put back. Compiled models are measured uncompiled.
+    autocast and what is compiled are restored. Compiled models are measured uncompiled.
 
     Findings are made after every measurement. New ones are logged to "joma.monitor", passed to
     `on_finding`, and kept in the run's `findings.json`.
@@ -94,13 +86,9 @@ class Monitor:
             folder holds an earlier run, `runs/mine`, the new one is `runs/mine-2`.
         inputs: What the model is called with to be measured: a tensor, tuple or dict, or a list of
             such. Otherwise the first sequences, about 2,048 tokens, of the first forward pass.
-        architecture: Where the parts of the model are; found by its modules unless given.
         attention: Which modules make queries and keys, for a model that does not say it itself.
         metrics: Which of `METRICS` to measure; otherwise all that can be.
-        ranks: Each r of the gradients' energy in their top r directions.
         theorem1: Layer on which Theorem 1 is measured; none if not given.
-        tolerance: Relative tolerance of stable ranks.
-        seed: Seed of random starts, which are the monitor's own.
         loggers: Called with every measurement.
         budget: Share of the training's time that the monitor may take, from two minutes on; None
             for no limit.
@@ -112,7 +100,6 @@ class Monitor:
             "critical", any critical finding.
         on_finding: Called with every new `Finding` when it is made, and again where its severity
             rises. Where it raises it is dropped, as a logger is.
-        held: Deprecated name of `inputs`.
 
     Raises:
         JomaError: An option is not possible, or the folder holds something else.
@@ -126,72 +113,62 @@ class Monitor:
         every: int = 100,
         run: Run | Path | str | None = None,
         inputs: Any = None,
-        architecture: Architecture | None = None,
         attention: AttentionMap | None = None,
         metrics: Sequence[str] | None = None,
-        ranks: Sequence[int] = (8, 32, 128),
         theorem1: int | None = None,
-        tolerance: float = 1e-2,
-        seed: int = 0,
         loggers: Sequence[Logger] = (),
         budget: float | None = 0.01,
         step: int = 0,
         stop_on: Collection[str] = (),
         on_finding: OnFinding | None = None,
-        held: Any = None,
     ) -> None:
-        if held is not None:
-            warnings.warn("held is deprecated, use inputs", DeprecationWarning, stacklevel=2)
-            inputs = held
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self._optimizer = OptimizerView(optimizer)
-        check_kinds(run, architecture, attention, loggers, on_finding)
-        options = self._options = Options(
-            every, metrics, ranks, theorem1, tolerance, seed, budget, stop_on
-        )
+        self._optimizers = WatchedOptimizers(optimizer)
+        check_kinds(run, attention, loggers, on_finding)
+        options = self._options = Options(every, metrics, theorem1, budget, stop_on)
         self._begun = self._step = whole_number("step", step, 0)
+        given = None if inputs is None else MeasurementInputs.of(inputs)
         inner = unwrap(model)
         self._model, self._name = weakref.ref(inner), type(inner).__name__
         self._processes = processes = MonitoredProcesses(inner)
+        self._measures = processes.measures
         self._faults = faults = Faults(step, processes.first)
         expensive = EXPENSIVE_EVERY * options.every
         self._budget = Budget(options.every, expensive, options.budget, step)
-        self._losses = Losses(faults)
         self._rate: float | None = None
         self._moved_at: int | None = None
         self._alarm = FiniteAlarm(processes, faults)
-        given = None if inputs is None else MeasurementInputs.of(inputs)
-        known = self._optimizer.optimized
         self._measurements = Measurements(
-            inner, architecture, attention, processes, options, faults, known
+            inner, attention, processes, options, faults, self._optimizers
         )
         self._lock = threading.RLock()
         self._closed = False
         with contextlib.ExitStack() as stack:
             self._run, self._instead_of = None, None
             if processes.first:
-                config = {"model": self._name, "parameters": number_of_parameters(inner)}
-                optimized = faults.tried("settings of the optimizer", self._optimizer.settings)
-                config |= {"optimizer": optimized, **vars(options)}
+                numbers = sum(it.numel() for it in inner.parameters() if is_real(it))
+                config = {"model": self._name, "parameters": numbers, "optimizer": None}
+                with faults.guard("settings of the optimizer"):
+                    config["optimizer"] = self._optimizers.settings()
+                config |= vars(options)
                 device = str(processes.device)
                 self._run, self._instead_of = open_run(
                     run, config, step=step, device=device, faults=faults, stack=stack
                 )
             own = None if isinstance(run, Run) else self._run
-            self._outcome = OwnOutcome(own, faults)
+            self._outcome = TrainingOutcome(own, faults)
             stack.callback(self._outcome.abandon)  # before the folder is unlocked
             self._recorder = Recorder(self._run, tuple(loggers), faults)
-            self._stopping = Stopping(options.stop_on, processes)
-            self._live = LiveFindings(self._recorder, faults, on_finding, self._stopping.consider)
+            self._alerts = Alerts(self._recorder, faults, on_finding, options.stop_on, processes)
             if step or isinstance(run, Run):
                 self._recorder.read_earlier()
             if step and self._run is not None:
-                self._live.resume()
+                self._alerts.resume()
             self._inputs = Inputs(model, inner, given, processes, faults)
             stack.callback(self._inputs.close)
             self._stack = stack.pop_all()
-        self._record_subspaces()
+        self._plan_subspaces()
         # A monitor that is forgotten unlocks the folder and leaves the model alone.
         weakref.finalize(self, self._stack.close)
 
@@ -204,6 +181,26 @@ class Monitor:
     def seconds(self) -> float:
         """Total seconds spent measuring."""
         return self._budget.seconds
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why `step` returned True, in one sentence; None where it did not."""
+        return self._alerts.stop_reason
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the recorded series say; nothing in processes that do not write."""
+        return list(self.judgement.findings)
+
+    @property
+    def judgement(self) -> Judgement:
+        """The findings, and what could not be judged; empty in processes that do not write."""
+        with self._lock:
+            if self._processes.first and not self._closed:
+                with self._guard():
+                    self._record_losses()
+                    self._alerts.update()
+            return self._alerts.judgement
 
     def __enter__(self) -> "Monitor":
         self.begin()
@@ -219,9 +216,12 @@ class Monitor:
 
     def begin(self) -> None:
         """Measure the model before it learns, if `inputs` was given; `with` does it too."""
-        with self._lock:
-            if self._inputs.batches is not None and self._step == 0 and self._processes.measures:
-                self._guarded(lambda: self._measure(expensive=False))
+        if self._inputs.batches is not None and self._step == 0:
+            self._measure_now(expensive=False)
+
+    def measure(self) -> None:
+        """Measure everything now."""
+        self._measure_now(expensive=True)
 
     def step(
         self, loss: Tensor | float | None = None, *, learning_rate: float | None = None
@@ -245,19 +245,19 @@ class Monitor:
                 return False
             self._step += 1
             self._faults.step = self._step
-            if self._processes.measures:
-                self._guarded(lambda: self._made_step(loss, learning_rate))
-                self._record_subspaces()
-            elif self._options.stop_on:
-                self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
-            if not self._options.stop_on:
-                return False
-            return bool(self._guarded(self._stops))
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why `step` returned True, in one sentence; None where it did not."""
-        return self._stopping.reason
+            with self._guard():
+                if self._measures:
+                    self._record_step(loss, learning_rate)
+                elif self._options.stop_on and loss is not None:
+                    self._check_finite(copied_loss(loss))
+            stops = False
+            if self._options.stop_on:
+                with self._guard():
+                    if self._alarm.alarmed and self._alerts.stops_on_nan:
+                        sentence = self._alarm.sentence()
+                        self._alerts.ask_to_stop(sentence or "A loss or weight is not finite.")
+                    stops = self._alerts.stops(self._step)
+            return stops
 
     def record_loss(self, step: int, loss: Tensor | float) -> None:
         """Record the loss of a step for a trainer that learns it later than `step` is called.
@@ -268,7 +268,7 @@ class Monitor:
         """
         with self._lock:
             if self._processes.first and not self._closed:
-                self._losses.keep(step, loss)
+                self._recorder.keep_loss(step, loss)
 
     def record_validation(self, loss: Tensor | float, step: int | None = None) -> None:
         """Record a validation loss; over-fitting is judged where there are some.
@@ -278,39 +278,25 @@ class Monitor:
             step: The step it is of, the current one unless given.
         """
         with self._lock:
-            if not self._processes.first or self._closed:
-                return
-
-            def record() -> None:
-                value = one_number(loss)
-                at = self._step if step is None else whole_number("step", step, 0)
-                self._write(at, [Row("validation_loss", value)])
-
-            self._faults.tried("the validation loss", record, effect="not recorded")
-
-    def look(self) -> None:
-        """Deprecated name of `measure`."""
-        warnings.warn("look is deprecated, use measure", DeprecationWarning, stacklevel=2)
-        self.measure()
-
-    def measure(self) -> None:
-        """Measure everything now."""
-        with self._lock:
-            if self._processes.measures and not self._closed:
-                self._guarded(lambda: self._measure(expensive=True))
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What the recorded series say; nothing in processes that do not write."""
-        return list(self.judgement.findings)
-
-    @property
-    def judgement(self) -> Judgement:
-        """The findings, and what could not be judged; empty in processes that do not write."""
-        with self._lock:
             if self._processes.first and not self._closed:
-                self._guarded(self._update_findings)
-            return self._live.judgement
+                with self._faults.guard("the validation loss", effect="not recorded"):
+                    at = self._step if step is None else whole_number("step", step, 0)
+                    row = Row("validation_loss", float(copied_loss(loss)))
+                    self._recorder.write(at, [row])
+
+    def judge_by(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Judge by numbers, too, that the caller writes to the run folder itself.
+
+        Args:
+            name: "loss" or "validation_loss".
+            steps: Their steps.
+            values: One for each step.
+        """
+        with self._lock:
+            if not self._closed:
+                self._recorder.history.add(name, steps, values)
+                for step, value in zip(steps, values, strict=True) if name == "loss" else ():
+                    self._alarm.see_loss(step, value)
 
     def summary(self, width: int | None = None) -> str:
         """Return the findings in plain words, what was not judged, and what was not measured.
@@ -327,13 +313,17 @@ class Monitor:
             if self._instead_of is not None:
                 where += f" ({self._instead_of} holds an earlier run)"
             share = budget.seconds / max(budget.trained, 1e-9)
-            first = (
+            lines = [
                 f"{self._step} steps watched, measurements took {budget.seconds:.1f} s, "
                 f"{share:.1%} of the training's time; {where}"
-            )
-            found = None if self._live.failed else judgement
-            text = summary_of(first, self._alarm.sentence(), found, self._faults.sentences())
-            return wrapped(text, width)
+            ]
+            with self._guard():
+                trouble = self._alarm.sentence()
+                if not self._alerts.failed:
+                    lines += judgement_lines(judgement, trouble)
+                elif trouble is not None:
+                    lines.append(f"- critical: {trouble}")
+            return wrapped("\n".join([*lines, *self._faults.lines()]), width)
 
     def plot(self) -> "Figure | None":
         """Return the picture of the run so far: loss, metrics by layer, and findings.
@@ -352,8 +342,7 @@ class Monitor:
         from joma.report.training import draw
 
         with self._lock:
-            if not self._closed:
-                self._guarded(self._update_findings)
+            if not self._closed and self.judgement is not None:
                 self._recorder.flush()
             if self._run is None:
                 raise JomaError("plot needs a run folder, and none could be made")
@@ -367,9 +356,10 @@ class Monitor:
         """
         with self._lock:
             moved_at = -1 if self._moved_at is None else self._moved_at
-            due = [*self._budget.due, moved_at]
-            state = self._guarded(lambda: dict(self._measurements.state()), "saving the state")
-            return {"due": torch.tensor(due), **(state or {})}
+            state = {"due": torch.tensor([*self._budget.due, moved_at])}
+            with self._guard("saving the state"):
+                state |= dict(self._measurements.state())
+            return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take what `state_dict` gave before the training was stopped at `step`.
@@ -379,24 +369,20 @@ class Monitor:
         Args:
             state: Tensors by name.
         """
-        with self._lock:
-            if self._processes.measures:
-                self._guarded(lambda: self._load(state), "the saved state")
-
-    def _load(self, given: Mapping[str, Tensor]) -> None:
         inner = self._model()
-        state = self._processes.same_tensors(given)
-        if inner is None or "due" not in state:
-            return
-        *due, moved_at = state["due"].tolist()
-        if not self._budget.limited:
-            self._budget.due = [max(step, self._step + 1) for step in due]
-        self._moved_at = None if moved_at < 0 else moved_at
-        with undisturbed(inner):
-            self._measurements.prepare(inner)
-            self._measurements.load(state)
-        self._measurements.release()
-        self._record_subspaces()
+        with self._lock, self._guard("the saved state"):
+            if not self._measures or inner is None:
+                return
+            state = self._processes.same_tensors(state)
+            if "due" not in state:
+                return
+            *due, moved_at = state["due"].tolist()
+            if not self._budget.limited:
+                self._budget.due = [max(step, self._step + 1) for step in due]
+            self._moved_at = None if moved_at < 0 else moved_at
+            with self._measurements.prepared(inner):
+                self._measurements.load(state)
+            self._plan_subspaces()
 
     def close(self) -> None:
         """Write what is left, the findings and the figure; nothing is watched from then on."""
@@ -414,66 +400,54 @@ class Monitor:
             if self._closed:
                 return
             self._closed = True
-            self._guarded(lambda: self._optimizer.record(energy=False, angles=False))
             self._budget.stop()
             try:
+                with self._guard():
+                    self._optimizers.record(energy=False, angles=False)
                 if self._processes.first:
-                    self._guarded(self._record_losses)
-                    self._live.close()
+                    with self._guard():
+                        self._record_losses()
+                    self._alerts.update(ended=True)
                     self._recorder.close()
                     if finished:
                         self._outcome.end(error, self.stop_reason)
                     self._recorder.draw()
             finally:
-                self._measurements.release()
-                self._faults.tried("closing", self._stack.close, effect="failed")
+                with self._guard("closing"):
+                    self._stack.close()
 
-    def _guarded(self, action: Callable[[], T], what: str = "a measurement") -> T | None:
-        return self._faults.tried(what, action, effect="failed")
+    def _guard(self, what: str = "a measurement") -> contextlib.AbstractContextManager[None]:
+        return self._faults.guard(what, effect="failed")
 
-    def _made_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
-        began = perf_counter()
-        first = self._processes.first
-        kept = self._losses.keep(self._step, loss) if first else self._losses.kept(loss)
+    def _record_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
+        began = time.perf_counter()
+        waiting = self._recorder.waiting
+        if loss is not None:
+            self._recorder.keep_loss(self._step, loss)
+        kept = waiting[-1][1] if waiting and waiting[-1][0] == self._step else None
+        if not self._processes.first:
+            waiting.clear()
         if learning_rate is not None:
-            rate = self._guarded(lambda: float(learning_rate))
-            self._rate = self._rate if rate is None else rate
-        if not self._alarm.is_quiet(self._step, kept):
-            self._check_finite(kept)
-        self._budget.aside(began)
+            with self._guard():
+                self._rate = float(learning_rate)
+        self._check_finite(kept)
+        self._budget.charge(began)
         if self._moved_at is not None and self._step == self._moved_at + 1:
             self._measure_move()
         usual, expensive = (self._step >= due for due in self._budget.due)
         if usual or expensive:
             self._measure(expensive=expensive)
-        elif self._losses.many:
-            self._update_findings()
+        elif len(waiting) >= _MANY_LOSSES:
+            self._record_losses()
+            self._alerts.update()
             self._recorder.flush()
+        self._plan_subspaces()
 
-    def _stops(self) -> bool:
-        if self._stopping.on_nan and self._alarm.alarmed:
-            self._stopping.ask(self._alarm.sentence() or "A loss or weight is not finite.")
-        return self._stopping.agreed(self._step)
-
-    def _update_findings(self) -> None:
-        self._record_losses()
-        self._live.update()
-
-    def _take(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Judge by numbers, too, that the caller writes to the run folder itself.
-
-        Args:
-            name: "loss" or "validation_loss".
-            steps: Their steps.
-            values: One for each step.
-        """
-        with self._lock:
-            if self._closed:
-                return
-            self._recorder.history.add(name, steps, values)
-            if name == "loss":
-                for step, value in zip(steps, values, strict=True):
-                    self._alarm.see_loss(step, value)
+    def _plan_subspaces(self) -> None:
+        """Let the optimizer record what the next measurement reads, if it comes after a step."""
+        if self._measurements.has_subspaces and self._measures:
+            with self._guard("reading subspaces"):
+                self._optimizers.record(energy=min(self._budget.due) <= self._step + 1)
 
     def _check_finite(self, loss: Tensor | float | None) -> None:
         inner = self._model()
@@ -481,12 +455,25 @@ class Monitor:
             self._report(inner)
 
     def _report(self, inner: nn.Module) -> None:
+        """Record what is not finite, and since when."""
+        if not self._processes.first:
+            self._alarm.report(inner)
+            return
         self._record_losses()
-        rows = self._alarm.report(inner)
-        if self._processes.first:
-            self._recorder.rows(self._step, rows)
-            self._recorder.flush()
-            self._live.update()
+        self._recorder.write(self._step, self._alarm.report(inner))
+        self._alerts.update()
+
+    def _record_losses(self) -> float | None:
+        """Record the losses since the last measurement; return the last of them."""
+        steps, values = self._recorder.record_losses()
+        for step, value in zip(steps, values, strict=True):
+            self._alarm.see_loss(step, value)
+        return values[-1] if values else None
+
+    def _measure_now(self, *, expensive: bool) -> None:
+        with self._lock, self._guard():
+            if self._measures and not self._closed:
+                self._measure(expensive=expensive)
 
     def _measure(self, *, expensive: bool) -> None:
         inner = self._model()
@@ -500,101 +487,57 @@ class Monitor:
             self._inputs.settle()
             if self._alarm.share(inner, self._step):
                 self._report(inner)
-            with undisturbed(inner):
-                measurements = self._measurements
-                measurements.prepare(inner)
-                self._guarded(lambda: self._optimizer.read(inner), "reading the optimizer")
-                rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
-                rows += self._guarded(measurements.weights, "reading weights") or []
-                rows += self._guarded(lambda: measurements.facts(inner), "norms of weights") or []
-                rows += self._guarded(self._subspaces, "reading subspaces") or []
-                self._moved_at = self._step
+            with self._measurements.prepared(inner):
+                with self._guard("reading the optimizer"):
+                    self._optimizers.read(inner)
+                rows, taken = self._measurements.regular(self._candidates(inner))
+                if taken is not None:
+                    self._inputs.batches = (taken,)
+                self._moved_at = self._step if self._measurements.has_moves else None
                 if expensive:
                     middle = self._synchronised()
-                    rows += self._guarded(self._expensive, "the expensive metrics") or []
+                    rows += self._measurements.expensive(begun=self._begun, step=self._step)
         finally:
-            self._measurements.release()
             if self._processes.first:
-                self._write(self._step, [*self._of_optimizer(), *rows], self._record_losses())
-                self._live.after_measurement(perf_counter() - began)
+                self._recorder.write(self._step, self._rate_rows() + rows, self._record_losses())
+                self._alerts.after_measurement(time.perf_counter() - began)
             self._budget.pay(self._step, began, middle, self._synchronised())
-            self._budget.due = self._processes.agree(self._budget.due)
+            if self._processes.together:
+                self._budget.due = self._processes.agree(self._budget.due)
 
-    def _forward(self, inner: nn.Module) -> list[Row]:
-        batches = self._inputs.batches
-        if batches is None:
-            if self._step > self._begun:
-                why = f"{self._name} was not called; give inputs"
-                self._faults.note("attention and MLP activity", why)
-            return []
-        if self._step == self._begun and any(map(is_lazy, inner.parameters())):
-            return []  # a first call would draw weights that are the training's to draw
-        rows, taken = self._measurements.forward(inner, batches)
-        self._inputs.batches = (taken,)
-        return rows
-
-    def _subspaces(self) -> list[Row]:
-        if not self._measurements.wants_subspaces:
-            return []
-        return self._measurements.subspaces(self._optimizer.subspaces())
-
-    def _record_subspaces(self) -> None:
-        """Let the optimizer record what the next measurement reads, if it comes after a step."""
-        if self._measurements.wants_subspaces and self._processes.measures:
-            due = min(self._budget.due) <= self._step + 1
-            self._guarded(lambda: self._optimizer.record(energy=due), "reading subspaces")
-
-    def _expensive(self) -> list[Row]:
-        if self._begun and not self._measurements.updates.known:
-            self._faults.remark(
-                f"update_stable_rank is counted from step {self._step}: the weights "
-                "before the training was resumed are not known (load_state_dict)"
-            )
-        return self._measurements.expensive(stepped=self._step > self._begun)
+    def _candidates(self, inner: nn.Module) -> Sequence[MeasurementInputs]:
+        """Return what the model may be called with now."""
+        if self._inputs.batches is None and self._step > self._begun:
+            why = f"{self._name} was not called; give inputs"
+            self._faults.note("attention and MLP activity", why)
+        first_call = self._step == self._begun and not can_run(inner)
+        return () if first_call else self._inputs.batches or ()
 
     def _measure_move(self) -> None:
-        inner = self._model()
-        self._moved_at = None
+        """Measure what the single step after a measurement has moved."""
+        inner, self._moved_at = self._model(), None
         if inner is None:
             return
         began = self._synchronised()
         rows: list[Row] = []
         try:
-            with undisturbed(inner):
-                self._measurements.prepare(inner)
+            with self._measurements.prepared(inner):
                 rows = self._measurements.moved()
         finally:
-            self._measurements.release()
             if self._processes.first:
-                self._write(self._step, rows)
-            self._budget.aside(began)
+                self._recorder.write(self._step, rows)
+            self._budget.charge(began)
 
-    def _write(self, step: int, rows: Sequence[Row], loss: float | None = None) -> None:
-        """Record and log rows; with a loss, which is recorded already, also log that."""
-        self._recorder.rows(step, rows)
-        self._recorder.flush()
-        self._recorder.log(step, ({} if loss is None else {"loss": loss}) | logged(rows))
-
-    def _of_optimizer(self) -> list[Row]:
+    def _rate_rows(self) -> list[Row]:
         """Return learning rate and weight decay, as far as they are known, after a first step."""
         if self._step == 0:  # schedulers set the rate of a step before it is made
             return []
-        rate = self._optimizer.learning_rate if self._rate is None else self._rate
-        read = {"learning_rate": rate, "weight_decay": self._optimizer.weight_decay}
+        rate = self._optimizers.learning_rate if self._rate is None else self._rate
+        read = {"learning_rate": rate, "weight_decay": self._optimizers.weight_decay}
         return [Row(name, value) for name, value in read.items() if value is not None]
-
-    def _record_losses(self) -> float | None:
-        """Record the losses since the last measurement; return the last of them."""
-        steps, values = self._losses.take()
-        for step, value in zip(steps, values, strict=True):
-            self._alarm.see_loss(step, value)
-        if not steps:
-            return None
-        self._recorder.losses(steps, values)
-        return values[-1]
 
     def _synchronised(self) -> float:
         """Return the time when the device has done what it was given."""
         if self._processes.device.type == "cuda":
             torch.cuda.synchronize(self._processes.device)
-        return perf_counter()
+        return time.perf_counter()

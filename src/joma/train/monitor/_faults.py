@@ -1,27 +1,18 @@
 """What a monitor could not do: each reason is logged once and kept for the summary."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from joma.common.text import first_line
 
 LOG = logging.getLogger("joma.monitor")
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Fault:
-    """One thing that is not done, or not done for some modules.
-
-    Attributes:
-        what: The metric or the action, "attention" or "writing to the run folder".
-        effect: What that means for the user, "not measured".
-        step: Optimizer step at which it was first noticed.
-        why: The reason, one line.
-        modules: Paths of the modules concerned; none for everything.
-    """
+class _Fault:
+    """One thing that is not done, altogether or for some modules."""
 
     what: str
     effect: str
@@ -31,20 +22,10 @@ class Fault:
 
     @property
     def subject(self) -> str:
-        """What is concerned, with the first module and how many more."""
         if not self.modules:
             return self.what
         more = f" and {len(self.modules) - 1} more" if len(self.modules) > 1 else ""
         return f"{self.what} of {self.modules[0]}{more}"
-
-    def sentence(self, begun: int) -> str:
-        """Return the line of the summary.
-
-        Args:
-            begun: Step at which the monitor began; a fault from the start names no step.
-        """
-        since = f" since step {self.step}" if self.step > begun else ""
-        return f"{self.subject} {self.effect}{since}: {self.why}"
 
 
 class Faults:
@@ -56,20 +37,15 @@ class Faults:
 
     Attributes:
         step: The current step, kept up to date by the monitor.
+        off: What failed before, with the path of the module, or with None for all of it.
     """
 
     def __init__(self, begun: int, speaks: bool) -> None:
         self.step = self._begun = begun
         self._speaks = speaks
-        self._known: dict[tuple[str, bool], Fault] = {}
+        self._known: dict[tuple[str, bool], _Fault] = {}
         self._remarks: dict[str, None] = {}
-
-    def is_off(self, what: str, module: str | None = None) -> bool:
-        """Return whether something failed before, altogether or for a module."""
-        if (what, False) in self._known:
-            return True
-        some = self._known.get((what, True))
-        return some is not None and module in some.modules
+        self.off: set[tuple[str, str | None]] = set()
 
     def note(
         self,
@@ -82,15 +58,16 @@ class Faults:
         """Log a fault the first time it occurs, and keep it.
 
         Args:
-            what: The metric or the action.
+            what: The metric or the action, "attention" or "writing to the run folder".
             why: The exception, or a reason in words.
             module: Path of the module it failed for, None for all. The first one is logged.
             effect: What that means for the user.
         """
+        self.off.add((what, module))
         fault = self._known.get((what, module is not None))
         if fault is None:
-            why = why if isinstance(why, str) else _reason(why)
-            fault = Fault(what, effect, self.step, why, [] if module is None else [module])
+            reason = why if isinstance(why, str) else _reason(why)
+            fault = _Fault(what, effect, self.step, reason, [] if module is None else [module])
             self._known[what, module is not None] = fault
             if self._speaks:
                 verb = "is " if effect.startswith("not ") else ""
@@ -98,28 +75,28 @@ class Faults:
         elif module is not None and module not in fault.modules:
             fault.modules.append(module)
 
-    def tried(
-        self,
-        what: str,
-        action: Callable[[], T],
-        *,
-        module: str | None = None,
-        effect: str = "not measured",
-    ) -> T | None:
-        """Return what the action returns, or None where it raised; the reason is noted."""
+    @contextlib.contextmanager
+    def guard(
+        self, what: str, *, module: str | None = None, effect: str = "not measured"
+    ) -> Iterator[None]:
+        """End the block at an exception, which is noted: the training must not end for it."""
         try:
-            return action()
-        except Exception as error:  # any: the training must not end for the monitor's sake
+            yield
+        except Exception as error:
             self.note(what, error, module=module, effect=effect)
-            return None
 
     def remark(self, sentence: str) -> None:
         """Keep a sentence for the summary that is no fault."""
         self._remarks[sentence] = None
 
-    def sentences(self) -> list[str]:
-        """Return a line for each fault and remark."""
-        return [*(fault.sentence(self._begun) for fault in self._known.values()), *self._remarks]
+    def lines(self) -> list[str]:
+        """Return a line of the summary for each fault and remark; a fault names its first step."""
+        faults = [
+            f"- {it.subject} {it.effect}"
+            f"{f' since step {it.step}' if it.step > self._begun else ''}: {it.why}"
+            for it in self._known.values()
+        ]
+        return [*faults, *(f"- {sentence}" for sentence in self._remarks)]
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """What a finding is, what could not be judged, and both as lines of text for people."""
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,6 @@ it could. A critical finding says that going on is of no use.
 
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "critical")
 """From the least to the most severe."""
-
 
 _WORDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
@@ -81,13 +80,14 @@ def found(
     """
     known = {**evidence, "step": step, "module": module, "layer": layer, **others}
     sentence = _words("sentence", kind, case).format_map(known)
-    advice = advice_of(kind, case)
+    advice = _words("advice", kind, case)
     return Finding(kind, severity, step, sentence, advice, evidence, module, layer)
 
 
-def advice_of(kind: str, case: str) -> str:
-    """Return the advice of a finding's kind, of one case where it has several."""
-    return _words("advice", kind, case)
+def as_harmless(finding: Finding) -> Finding:
+    """Return a finding as a note, with the advice for what does no harm."""
+    advice = _words("advice", finding.kind, "harmless")
+    return replace(finding, severity="note", advice=advice)
 
 
 def _words(what: str, kind: str, case: str) -> str:
@@ -107,10 +107,6 @@ class NotJudged:
     kind: str
     needs: str
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as `findings.json` has it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Judgement:
@@ -128,16 +124,11 @@ class Judgement:
         """Return the findings of one kind."""
         return [one for one in self.findings if one.kind == kind]
 
-    def without(self, findings: Collection[Finding]) -> "Judgement":
-        """Return the judgement without some of its findings."""
-        rest = tuple(one for one in self.findings if one not in findings)
-        return replace(self, findings=rest)
-
     def as_json(self) -> dict[str, Any]:
         """Return the judgement as `findings.json` has it."""
         return {
             "findings": [one.as_json() for one in self.findings],
-            "not_judged": [one.as_json() for one in self.not_judged],
+            "not_judged": [asdict(one) for one in self.not_judged],
         }
 
 
@@ -146,25 +137,33 @@ def headline(finding: Finding) -> str:
     return f"{finding.severity}, step {finding.step}: {finding.sentence}"
 
 
-def finding_lines(judgement: Judgement) -> list[str]:
-    """Return a line for each finding, and its advice on the next one, indented."""
+def judgement_lines(judgement: Judgement, trouble: str | None) -> list[str]:
+    """Return findings with their advice, and what could not be judged, as lines of a summary.
+
+    Args:
+        judgement: What holds now.
+        trouble: A sentence on what is not finite, which takes the place of such findings.
+    """
     lines: list[str] = []
-    for finding in judgement.findings:
+    shown = judgement.findings
+    if trouble is not None:
+        lines.append(f"- critical: {trouble}")
+        lines += [f"    {one.advice}" for one in judgement.of_kind("not_finite")[:1]]
+        shown = tuple(one for one in shown if one.kind != "not_finite")
+    for finding in shown:
         lines.append(f"- {headline(finding)}")
-        if finding.advice:
-            lines.append(f"    {finding.advice}")
-    return lines
-
-
-def not_judged_lines(judgement: Judgement) -> list[str]:
-    """Return a line for each thing that is missing, with the rules that need it."""
+        lines += [f"    {finding.advice}"] if finding.advice else []
+    if not lines:
+        lines.append(_nothing_line(judgement))
     missing: dict[str, list[str]] = {}
     for one in judgement.not_judged:
         missing.setdefault(one.needs, []).append(one.kind)
-    return [f"- not judged: {', '.join(kinds)}: needs {needs}" for needs, kinds in missing.items()]
+    for needs, kinds in missing.items():
+        lines.append(f"- not judged: {', '.join(kinds)}: needs {needs}")
+    return lines
 
 
-def nothing_line(judgement: Judgement) -> str:
+def _nothing_line(judgement: Judgement) -> str:
     """Return what is said where nothing was found: never more than what was judged."""
     if not judgement.not_judged:
         return "- nothing out of the ordinary was found"
