@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
-from joma.experiments._frame import columns
+from joma.experiments._tables import columns
 from joma.experiments.language import (
     EMBEDDED,
     FIG6,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._frame import concatenated, listed, long_table, mean_and_std
+from joma.experiments._tables import concatenated, listed, long_table, mean_and_std
 from joma.experiments.language import (
     DEPTHS,
     EMBEDDED,
