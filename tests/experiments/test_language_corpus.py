@@ -11,9 +11,7 @@ from joma.data.corpora import NAMED
 from joma.experiments import Verdict, language
 from joma.experiments.language import (
     FIG6,
-    FIG8,
     SIZES,
-    TEXTS,
     WIKITEXT_2,
     WIKITEXT_103,
     LanguageSetting,
@@ -22,7 +20,6 @@ from joma.experiments.language import (
     training,
 )
 from joma.experiments.language import figure as figures
-from joma.experiments.language.curves import EntropyCurves
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
 
@@ -67,11 +64,6 @@ class TestSize:
         assert size.networks == 12
         assert sized("small", "wikitext-103").last == SIZES["small"].last
 
-    def test_names_are_those_of_the_corpora(self):
-        assert set(TEXTS) == {*NAMED, *NAMED.values()}
-        for name, source in NAMED.items():
-            assert TEXTS[name] is TEXTS[source]
-
     def test_what_was_published_is_of_the_full_size_of_its_text(self, texts):
         assert FULL.published is WIKITEXT_2
         assert LARGE.published is WIKITEXT_103
@@ -98,16 +90,6 @@ class TestVerdict:
         assert f" steps on {texts}, " in outcome.finding
         assert "published" not in outcome.table[0]
 
-    def test_long_curves_have_few_ticks(self):
-        own = curves(1)
-        long = EntropyCurves(
-            1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss)
-        )
-        figure = figures.draw_depths({(1, 1e-4): long}, {})
-        assert figure is not None
-        labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        assert labels == ["0", "50k", "100k", "150k", "200k"]
-
 
 class TestTexts:
     def test_a_folder_at_the_tiny_scale(self, texts, tmp_path, monkeypatch):
@@ -123,27 +105,6 @@ class TestTexts:
         group = Run.open(run.path / "groups" / "depth-5")
         assert group.config["size"]["corpus"] == str(texts)
         assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
-
-    def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
-        six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
-        FIG6.reproduce(six, asked(texts, groups=["depth-5"]))
-        FIG8.reproduce(eight, FIG8.request(scale="tiny"))
-        outcome = Run.open(eight.path / "groups" / "depth-5").read_json("outcome")
-        assert "taken_from" not in outcome
-
-    def test_a_folder_is_the_same_from_wherever_it_is_named(self, texts, monkeypatch):
-        expected = asked(texts).options
-        monkeypatch.chdir(texts)
-        assert asked(".").options == asked("../texts/").options == expected
-
-    def test_a_folder_needs_both_parts(self, texts):
-        (texts / "valid.txt").unlink()
-        with pytest.raises(ValueError, match=r"^corpus must be a folder with .* has no valid.txt$"):
-            asked(texts)
-        (texts / "train.txt").unlink()
-        with pytest.raises(ValueError, match=r"which has no train.txt and no valid.txt$"):
-            asked(texts)
 
     @pytest.mark.parametrize("given", ["wikitext-3", "", "no/such/folder", "hub"])
     def test_what_is_no_text_is_refused(self, given: str):
@@ -172,19 +133,8 @@ class TestTexts:
         (folder / "train.txt").write_text("a b c\n")
         FIG6.check_needs(asked(name))
 
-    def test_fig_8_needs_its_text_too(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.delenv("JOMA_SHARED", raising=False)
-        with pytest.raises(ValueError, match=r"^text wikitext-2 needs"):
-            FIG8.check_needs(FIG8.request(scale="full"))
-        FIG8.check_needs(FIG8.request(scale="tiny"))
-
 
 class TestTakes:
-    def test_the_scales_own_text_takes_what_was_measured(self):
-        for scale, measured in FIG6.scales.items():
-            assert FIG6.takes(FIG6.request(scale=scale))[scale] == measured
-
     @pytest.mark.parametrize("corpus", ["wikitext-103", NAMED["wikitext-103"]])
     def test_wikitext_103_takes_hours(self, corpus: str):
         takes = FIG6.takes(asked(corpus, "full"))
@@ -193,22 +143,6 @@ class TestTakes:
         assert takes["full"].seconds == pytest.approx(expected, rel=1e-3)
         assert takes["full"].device == "one H200, estimated and not measured"
         assert takes["small"].seconds > 102
-
-    def test_a_folder_is_said_to_be_a_guess(self, texts):
-        takes = FIG6.takes(asked(texts, "full"))
-        assert takes["full"].device.endswith("not measured, with as many words as WikiText-2")
-        assert takes["tiny"].device == FIG6.scales["tiny"].device
-
-
-@pytest.mark.skipif(
-    not (SHARED / "data" / "wikitext-2" / "train.txt").is_file(),
-    reason=f"there is no WikiText-2 in {SHARED}; JOMA_SHARED names another folder",
-)
-def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
-    monkeypatch.setenv("JOMA_SHARED", str(SHARED))
-    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
-    made = training.load(figures.size_of(asked("wikitext-2"))).setting
-    assert made.words == SIZE.vocabulary
 
 
 def test_groups_of_two_texts_make_no_figure(tmp_path, texts) -> None:

@@ -1,7 +1,6 @@
 """Fig. 6 and 8: verdicts that can turn, recorded curves, and what is drawn."""
 
 import dataclasses
-import math
 import os
 from pathlib import Path
 
@@ -36,10 +35,6 @@ class TestVerdict:
     )
     def test_depths_that_differ(self, changed):
         assert not findings.judge_depths(depths(**changed), FULL).agrees
-
-    def test_depth_5_need_not_bounce(self):
-        flat = curves(5, loss=5.169, low=1.4, end=1.4)
-        assert findings.judge_depths(depths(d5=flat), FULL).agrees
 
     @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
     def test_spoiled_arithmetic_is_said(self, judge):
@@ -78,10 +73,6 @@ class TestVerdict:
     def test_rates_that_differ(self, changed: EntropyCurves):
         assert not findings.judge_rates(rates(changed=changed), FULL).agrees
 
-    def test_at_1e_2_the_loss_may_be_a_tenth_off(self):
-        far = curves(5, 1e-2, loss=6.85, low=0.1, end=0.05)
-        assert findings.judge_rates(rates(far=far), FULL).agrees
-
     @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
     def test_a_smaller_size_is_not_comparable(self, judge):
         every = {**depths(), **rates()}
@@ -93,12 +84,6 @@ class TestVerdict:
         still = judge({**every, (5, 1e-4): stuck}, narrow)
         assert still.verdict is Verdict.NOT_COMPARABLE
         assert "does not fall in every network" in still.finding
-
-    def test_what_is_tested_is_said(self):
-        assert "a bounce in layer 0 of every network of 1 and 2 layers" in (
-            findings.judge_depths(depths(), FULL).finding
-        )
-        assert "no bounce is" in findings.judge_rates(rates(), FULL).finding
 
     def test_the_findings_are_counted_by_layer_and_by_network(self):
         own = curves(2)
@@ -128,7 +113,10 @@ class TestReference:
             (lambda text: text + "2,0.0001,0,0,0\n", "got '2,0.0001,0,0,0' in line"),
             (lambda text: text + "2,0.0001,0,x,0,1.0\n", "got '2,0.0001,0,x,0,1.0' in line"),
             (lambda text: text + "2,0.0001,9,0,0,nan\n", "must have finite numbers"),
-            (lambda text: text + "2,0.0001,9,0,0,1.0\n", "seed 9 has no step 1000 in layer 0"),
+            (
+                lambda text: text + "2,0.0001,9,0,0,1.0\n",
+                "must have every layer, step and seed .* missing of 2",
+            ),
         ],
     )
     def test_a_damaged_record_gets_one_sentence(self, tmp_path, change, sentence: str):
@@ -157,13 +145,6 @@ class TestReference:
         assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
         assert pair.begins == 0
         assert (pair.depth, pair.layer, pair.measurements) == (1, 0, 59)
-
-    def test_only_common_steps_of_the_same_networks_are_compared(self):
-        recorded = curves(1)
-        assert not recordings.compare({(1, 1e-3): curves(1, 1e-3)}, {(1, 1e-4): recorded})
-        shifted = dataclasses.replace(recorded, steps=tuple(s + 1 for s in recorded.steps))
-        assert not recordings.compare({(1, 1e-4): shifted}, {(1, 1e-4): recorded})
-        assert math.isnan(recordings.pearson(np.ones(4), np.arange(4.0)))
 
     def test_checks_of_depths_can_turn(self):
         recorded = depths()
@@ -224,12 +205,3 @@ class TestFigures:
         assert alone is not None
         assert [len(ax.lines) for ax in alone.axes[:4]] == [2, 3, 6, 11]
         assert figures.draw_depths({}, {}) is None
-
-    def test_a_panel_for_each_rate_and_one_of_losses(self):
-        figure = figures.draw_rates(rates(), rates())
-        assert figure is not None
-        titles = [ax.get_title() for ax in figure.axes]
-        assert titles[:2] == ["learning rate 1e-6", "learning rate 5e-6"]
-        assert titles[-1] == "best validation loss"
-        assert len(titles) == 8
-        assert figures.draw_rates({}, {}) is None
