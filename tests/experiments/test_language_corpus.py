@@ -15,11 +15,10 @@ from joma.experiments.language import (
     WIKITEXT_2,
     WIKITEXT_103,
     LanguageSetting,
-    findings,
+    results,
     sized,
     training,
 )
-from joma.experiments.language import figure as figures
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
 
@@ -53,11 +52,11 @@ class TestSize:
         for scale, size in SIZES.items():
             request = FIG6.request(scale=scale)
             assert request.options == {"corpus": size.corpus}
-            assert figures.size_of(request) == size
-        assert figures.size_of(asked("wikitext-2", "full")) == SIZES["full"]
+            assert results.size_of(request) == size
+        assert results.size_of(asked("wikitext-2", "full")) == SIZES["full"]
 
     def test_another_text_is_trained_on_at_one_learning_rate(self):
-        size = figures.size_of(asked("wikitext-103", "full"))
+        size = results.size_of(asked("wikitext-103", "full"))
         assert size == dataclasses.replace(
             SIZES["full"], corpus="wikitext-103", learning_rates=(1e-4,), last=200_000
         )
@@ -73,18 +72,18 @@ class TestSize:
 
 class TestVerdict:
     def test_wikitext_103_is_compared_with_its_own_numbers(self):
-        outcome = findings.judge_depths(depths(WIKITEXT_103), LARGE)
+        outcome = results.judge_depths(depths(WIKITEXT_103), LARGE)
         assert outcome.agrees, outcome.finding
         assert outcome.finding.startswith("on WikiText-103 best validation loss 5.047, 4.912, ")
         assert [row["published"] for row in outcome.table] == [5.047, 4.912, 4.762, 4.679]
-        assert not findings.judge_depths(depths(WIKITEXT_2), LARGE).agrees
+        assert not results.judge_depths(depths(WIKITEXT_2), LARGE).agrees
 
     @pytest.mark.parametrize("scale", ["tiny", "full"])
     def test_of_another_text_nothing_was_published(self, texts, scale: str):
         own = dataclasses.replace(FULL, size=sized(scale, str(texts)))
         rate = own.size.learning_rate
         shown = {(depth, rate): curves(depth, rate) for depth in language.DEPTHS}
-        outcome = findings.judge_depths(shown, own)
+        outcome = results.judge_depths(shown, own)
         assert outcome.verdict is Verdict.NOT_COMPARABLE
         assert outcome.finding.startswith("nothing was published of this text (")
         assert f" steps on {texts}, " in outcome.finding
