@@ -114,12 +114,6 @@ class TestShareApart:
         spoilt[7:, 2] += wrong
         assert curves.share_apart(spoilt) == pytest.approx(0.3)
 
-    def test_one_that_is_nan_hides_no_other(self):
-        spoilt = self.losses.copy()
-        spoilt[8:, 0] = np.nan
-        spoilt[2:, 3] += 1.0
-        assert curves.share_apart(spoilt) == pytest.approx(0.8)
-
 
 def test_no_other_experiment_takes_a_reference(tmp_path):
     for name, experiment in EXPERIMENTS.items():

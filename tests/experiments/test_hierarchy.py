@@ -56,12 +56,6 @@ class TestSequences:
         assert torch.equal(both[short], drawn.tokens[..., -networks.LENGTH - 1 :][short])
         assert not (found.tokens == found.labels.unsqueeze(-1))[found.labels > 0].any()
 
-    def test_wrong_leaves_are_a_permutation_that_leaves_padding(self):
-        names = self.made("class")[0].shuffled_EV
-        assert torch.equal(names.sort(-1).values, torch.arange(25).expand(2, -1))
-        assert (names[:, 0] == 0).all()
-        assert not torch.equal(names[0], names[1])
-
     def test_who_knows_the_tree_is_right_as_often_as_said(self):
         data, source = self.made("class")
         best = data.best_accuracy(4000, 7)
@@ -191,11 +185,6 @@ class TestHistory:
         assert history(curves(up, [0] * 6, [0] * 6)).low_first
         assert history(curves(up, [0] * 6, [0] * 6, noise=1.0)).first == ()
 
-    def test_two_heights_are_together_unless_seeds_tell_them_apart(self):
-        pair = [0, 0, 0.15, 0.15, 0.15, 0.15], [0, 0, 0.12, 0.12, 0.12, 0.12]
-        assert history(curves(*pair, [0] * 6)).first == (1,)
-        assert history(curves(*pair, [0] * 6, noise=0.08)).first == (1, 2)
-
     @settings(max_examples=25, deadline=None)
     @given(
         scale=st.floats(0.2, 5),
@@ -277,16 +266,3 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     assert takes.seconds == experiment.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
-
-
-@pytest.mark.parametrize(
-    ("curve", "fall"),
-    [
-        ([0, 1, 2, 3], (3, 3)),
-        ([0, 3, 1, 2], (1, 2)),
-        ([0, 2, 1, 5, 2, 9], (3, 4)),  # a fall counts also if all is well again at the end
-        ([3, 2, 1, 0], (0, 3)),
-    ],
-)
-def test_the_largest_fall(curve, fall):
-    assert findings.largest_fall(np.array(curve, dtype=float)) == fall

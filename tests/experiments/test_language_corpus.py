@@ -48,13 +48,6 @@ def asked(corpus: str | Path, scale: str = "tiny", **more):
 
 
 class TestSize:
-    def test_without_a_word_it_is_the_scales_own(self):
-        for scale, size in SIZES.items():
-            request = FIG6.request(scale=scale)
-            assert request.options == {"corpus": size.corpus}
-            assert results.size_of(request) == size
-        assert results.size_of(asked("wikitext-2", "full")) == SIZES["full"]
-
     def test_another_text_is_trained_on_at_one_learning_rate(self):
         size = results.size_of(asked("wikitext-103", "full"))
         assert size == dataclasses.replace(
@@ -104,13 +97,6 @@ class TestTexts:
         group = Run.open(run.path / "groups" / "depth-5")
         assert group.config["size"]["corpus"] == str(texts)
         assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
-
-    @pytest.mark.parametrize("given", ["wikitext-3", "", "no/such/folder", "hub"])
-    def test_what_is_no_text_is_refused(self, given: str):
-        with pytest.raises(
-            ValueError, match=rf"^corpus must be wikitext-2, .* got '{given}', whic"
-        ):
-            asked(given)
 
     def test_a_text_too_short_for_a_window_is_refused(self, texts, tmp_path):
         (texts / "train.txt").write_text("too short to learn from\n" * 4)

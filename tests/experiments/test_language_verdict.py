@@ -84,15 +84,6 @@ class TestVerdict:
         assert still.verdict is Verdict.NOT_COMPARABLE
         assert "does not fall in every network" in still.finding
 
-    def test_the_findings_are_counted_by_layer_and_by_network(self):
-        own = curves(2)
-        entropy = own.entropy.copy()
-        entropy[1, 5:, 2] = 0.1
-        own = dataclasses.replace(own, entropy=entropy)
-        assert (own.collapsed, own.collapses) == ([0, 1], 1)
-        assert own.bounced == [3, 2]
-        assert own.bounced == [3, 2]
-
 
 class TestReference:
     def test_what_was_written_is_read(self, tmp_path):

@@ -221,26 +221,28 @@ def _train(
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     names = ", ".join(group.name for group, _ in groups)
-    done = dict.fromkeys((group.name for group, _ in groups), 0)
+    done: dict[str, int] = {}
 
-    def training(group: NetworkGroup, own: Run, networks: GroupTraining) -> Training:
-        def report(step: int, steps: int) -> None:
-            done[group.name] = step
-            request.progress(f"train {names}", sum(done.values()), len(done) * steps)
+    def report(name: str) -> Callable[[int, int], None]:
+        def progress(step: int, steps: int) -> None:
+            done[name] = step
+            request.progress(f"train {names}", sum(done.values()), len(groups) * steps)
 
-        return Training(
+        return progress
+
+    prepared = [group.prepare(own) for group, own in groups]
+    trainings = [
+        Training(
             networks.ensemble,
             own,
             measure_at[-1],
             measure=networks.measure,
             measure_at=measure_at,
-            progress=report,
+            progress=report(group.name),
         )
-
-    prepared = [group.prepare(own) for group, own in groups]
-    ended = fit_together(
-        [training(*one, networks) for one, networks in zip(groups, prepared, strict=True)]
-    )
+        for (group, own), networks in zip(groups, prepared, strict=True)
+    ]
+    ended = fit_together(trainings)
     for (_, own), networks, fit in zip(groups, prepared, ended, strict=True):
         outcome = {
             "status": "done",
