@@ -48,11 +48,6 @@ class TestSearch:
             assert all(found[one] > found[best] for one in best.neighbours)
         assert {one.member for one in losses} == {TUNING_MEMBER}
 
-    def test_neighbours_change_one_of_the_two_rates(self):
-        for one in LOW.neighbours:
-            embeddings, inside = one.rate / LOW.rate, one.rate * one.share / (LOW.rate * LOW.share)
-            assert sorted((embeddings, inside)) in ([1, 2], [0.5, 1])
-
     def test_it_goes_on_from_what_is_done(self, tmp_path):
         run = Run.create("galore", {}, out=tmp_path)
         assert results.best_rates(run, MEDIUM) == {}
@@ -77,13 +72,6 @@ def made(losses: dict[GaLoreNetwork, float]) -> GaloreResults:
 
 
 class TestMediumScale:
-    def test_networks_of_its_groups(self):
-        groups = ("seeds", "ranks", "moments")
-        wanted = {group: networks_of(group, MEDIUM, BEST) for group in groups}
-        counts = {group: len(own) for group, own in wanted.items()}
-        assert counts == {"seeds": 18, "ranks": 3, "moments": 9}
-        assert all(one.member < TUNING_MEMBER for own in wanted.values() for one in own)
-
     def test_methods_and_variants_are_paired_by_seed(self):
         losses = {}
         change = {"full": 0.0, "svd": -0.01, "galore": -0.02}
@@ -106,14 +94,6 @@ class TestMediumScale:
         level = np.mean([2 + 0.1 * member for member in range(MEDIUM.seeds)])
         expected = (0.6 / 32 - 0.02) / level
         assert shares["GaLore,\nfrom full rank"] == pytest.approx(expected)
-
-
-def test_where_a_measure_goes_and_its_highest_are_said():
-    there = {0: np.array([1.0, 3.0]), 5: np.array([9.0]), 9: np.array([4.0])}
-    assert results.rise_or_fall(there) == (
-        "rises from 2.00 at step 0 to 4.00 at step 9 (most at step 5, 9.00)"
-    )
-    assert results.rise_or_fall({0: np.array([2.0]), 9: np.array([1.0])}).startswith("falls")
 
 
 @pytest.mark.skipif(

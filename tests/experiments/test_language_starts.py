@@ -21,25 +21,6 @@ def test_seeds_of_a_request() -> None:
     assert torch_seeds(1, 3) == [6, 7, 8]
 
 
-def test_seeds_without_end_are_torchs_too() -> None:
-    (seed,) = torch_seeds(2**63 - 1, 1)
-    config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    start_as_torch(LanguageModel(config, (0,)), [seed])
-
-
-def test_what_is_drawn_does_not_follow_torchs_defaults() -> None:
-    config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    models = [LanguageModel(config, (0,)) for _ in range(2)]
-    start_as_torch(models[0], [3])
-    torch.set_default_dtype(torch.float64)
-    try:
-        start_as_torch(models[1], [3])
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for one, two in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one, two)
-
-
 def test_members_are_what_a_script_has_after_its_seed() -> None:
     config = LanguageConfig(vocabulary=50, layers=2, width=16, hidden=24, length=9)
     model = LanguageModel(config, (0, 1, 2))

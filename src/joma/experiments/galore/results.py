@@ -11,7 +11,8 @@ from scipy import stats
 
 from joma.common.paired import Paired, paired
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._frame import columns, groups_done, mean_and_error
+from joma.experiments._frame import groups_done
+from joma.experiments._tables import columns, mean_and_error
 from joma.experiments.galore import (
     GROUPS,
     KEPT_MOMENTS,

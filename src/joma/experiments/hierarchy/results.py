@@ -15,16 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments._frame import (
+from joma.experiments._frame import groups_done, read_metric, train_cells
+from joma.experiments._tables import (
     columns,
     concatenated,
-    groups_done,
     listed,
     long_table,
     mean_and_std,
-    read_metric,
     standard_error,
-    train_cells,
 )
 from joma.experiments.hierarchy import EXPERIMENT
 from joma.experiments.hierarchy.networks import (

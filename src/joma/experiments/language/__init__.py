@@ -7,8 +7,8 @@ trained with those of Fig. 6 and not again where a run of it lies next to this o
 does not show, the stable rank of the MLP's lower layers, is drawn below Fig. 6.
 
 Here live the setting and, next to it, the training and what is measured on its way (`training`),
-the curves that were measured and recorded ones (`curves`), what they say (`findings`) and the
-pictures (`figure`).
+the curves that were measured and recorded ones (`curves`), what they say and the pictures
+(`results`).
 """
 
 import math
@@ -270,7 +270,7 @@ _REFERENCE = (
     "folder with recorded curves, wikitext2_entropy.csv and wikitext2_val_loss.csv, to draw and "
     "compare with"
 )
-_NEEDS = "joma.experiments.language.figure:needs"
+_NEEDS = "joma.experiments.language.results:needs"
 _SECONDS_A_TOKEN = 1e-6
 """To read a text, count its words and number them, on one core."""
 
@@ -295,14 +295,10 @@ def _with_text(scale: str, corpus: str) -> Scale:
     if own.vocabulary is None:
         larger *= published.words / WIKITEXT_2.words
     seconds = takes.seconds * larger + published.tokens * _SECONDS_A_TOKEN
-    where = takes.device
-    if scale == "full":
-        where += ", estimated and not measured"
-        where += "" if corpus in TEXTS else f", with as many words as {published.title}"
-    memory = takes.memory
-    if published is WIKITEXT_103:
-        memory = "30 GB of GPU memory" if scale == "full" else "4 GB"
-    return replace(takes, seconds=seconds, device=where, memory=memory)
+    full, large = scale == "full", published is WIKITEXT_103
+    memory = ("30 GB of GPU memory" if full else "4 GB") if large else takes.memory
+    device = f"{takes.device}, estimated and not measured" if full else takes.device
+    return Scale(seconds, device, memory)
 
 
 FIG6 = Experiment(
@@ -313,7 +309,7 @@ FIG6 = Experiment(
         "the best validation loss is 5.357, 5.255, 5.169 and 5.110 (5.047, 4.912, 4.762 and "
         "4.679) at 1, 2, 5 and 10 layers."
     ),
-    run="joma.experiments.language.figure:fig6",
+    run="joma.experiments.language.results:fig6",
     scales=_FIG6_SCALES,
     default_scale="small",
     options=(corpus_option({scale: size.corpus for scale, size in SIZES.items()}),),
@@ -331,7 +327,7 @@ FIG8 = Experiment(
         "five layers on WikiText-2 learn best at learning rate 1e-4; attention becomes sparse at "
         "every learning rate, later at lower ones, and collapses at 1e-3 and 1e-2."
     ),
-    run="joma.experiments.language.figure:fig8",
+    run="joma.experiments.language.results:fig8",
     scales={
         "tiny": Scale(seconds=9, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=50, device="2 CPU cores", memory="1 GB"),

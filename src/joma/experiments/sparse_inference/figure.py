@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments._frame import concatenated, standard_error
+from joma.experiments._tables import concatenated, standard_error
 from joma.experiments.sparse_inference import (
     CUT_POLICIES,
     EXPERIMENT,

@@ -17,9 +17,9 @@ from joma.experiments._frame import (
     NetworkCell,
     NetworkSize,
     TransformerGroup,
-    listed,
     train_cells,
 )
+from joma.experiments._tables import listed
 from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1
 from joma.experiments.table1.results import (
     PLANTED,

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from joma.data import Batch
-from joma.experiments._frame import columns, groups_done, mean_and_std, read_metric
+from joma.experiments._frame import groups_done, read_metric
+from joma.experiments._tables import columns, mean_and_std
 from joma.probes import held_out, planted, shuffled
 from joma.report import figures
 from joma.runs import Run

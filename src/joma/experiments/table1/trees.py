@@ -16,11 +16,11 @@ from joma.experiments._frame import (
     NetworkCell,
     NetworkSize,
     TransformerGroup,
-    columns,
     groups_done,
     read_metric,
     train_cells,
 )
+from joma.experiments._tables import columns
 from joma.experiments.table1 import TABLE1_HBLT
 from joma.experiments.table1.results import (
     CellResults,
