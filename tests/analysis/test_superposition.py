@@ -20,7 +20,7 @@ from joma.analysis.superposition import (
     search,
     unrelated_groups,
 )
-from joma.models import module_at
+from joma.models import find_weights
 
 pytest.importorskip("transformers", reason="needs transformers")
 
@@ -156,14 +156,14 @@ def tiny(seed: int = 0, kind: str = "llama"):
     """A random model of two layers, and windows of random tokens."""
     import transformers
 
-    from joma.models import Loaded, architecture_of
+    from joma.models import Loaded
 
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(kind, **SHARED[kind])
     head = "MaskedLM" if kind == "bert" else "CausalLM"
     make = getattr(transformers, f"AutoModelFor{head}").from_config
     model = make(config).eval().requires_grad_(False)
-    loaded = Loaded(model, None, architecture_of(model), "tiny", 32)
+    loaded = Loaded(model, None, "tiny", 32)
     return loaded, torch.randint(50, (80, 14), generator=torch.Generator().manual_seed(seed))
 
 
@@ -178,7 +178,9 @@ def test_contexts_and_rows_are_those_of_the_whole_model(kind: str):
     model.set_attn_implementation("eager")
     hidden: dict[int, Tensor] = {}
     for layer in range(2):
-        down = module_at(model, loaded.known_architecture.mlp_down, layer)
+        path = find_weights(model).mlps[layer].down_path
+        assert path is not None
+        down = model.get_submodule(path)
         assert not down._forward_pre_hooks  # nothing of the observation is left
 
         def keep(_, inputs, layer=layer):

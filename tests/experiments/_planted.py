@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from joma.models import NO_SPECIAL_TOKENS, Loaded, architecture_of
+from joma.models import NO_SPECIAL_TOKENS, Loaded
 
 TOPICS, PER_TOPIC, FILLERS, LENGTH, WINDOWS_EACH = 24, 3, 20, 20, 20
 SALIENT = TOPICS * PER_TOPIC
@@ -70,7 +70,7 @@ def planted() -> Loaded:
             for token in topic(number):
                 block.mlp.gate_proj.weight[node, TOKENS + token] = 1.0
                 block.mlp.up_proj.weight[node, TOKENS + token] = 1.0
-    return Loaded(model, Numbers(), architecture_of(model), "planted", LENGTH)
+    return Loaded(model, Numbers(), "planted", LENGTH)
 
 
 def text(seed: int = 0) -> Tensor:

@@ -1,3 +1,4 @@
+import re
 import textwrap
 from typing import Any
 
@@ -6,39 +7,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.activations import ACT2FN
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from joma.models import (
-    Architecture,
-    Part,
-    Place,
-    architecture_of,
-    module_at,
-    number_of_layers,
-    register,
-    weights,
-)
+from joma.models import Architecture, Found, Part, Place, Rows, Weight, find_weights, register
+from joma.probes import probe_weights
 from tests.models.tiny import CASES, HEADS, LAYERS, VOCABULARY, tiny, tokens
 
-
-def _names(model):
-    return [name for name, _ in model.named_parameters()]
+SEEN = []
 
 
-def _weights(model, roles=("embedding", "query", "key", "mlp_lower", "mlp_up")):
-    architecture = architecture_of(model)
-    heads, _ = architecture.head_counts(model)
-    return weights(_names(model), architecture, roles, heads=heads)
+def _seeing(module, query, key, value, *arguments, **options):
+    SEEN.append((query, key))
+    options.pop("softcap", None)  # what attention makes of them is not read
+    return sdpa_attention_forward(module, query, key, value, *arguments, **options)
 
 
-def _inputs(model, module):
+AttentionInterface.register("seeing", _seeing)
+AttentionMaskInterface.register("seeing", sdpa_mask)
+
+
+def _inputs(model, path):
     """What a module is given when the model runs, by whatever name it takes it."""
     kept = []
 
     def hook(_, arguments, options):
         kept.append(arguments[0] if arguments else options["hidden_states"])
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
     with torch.no_grad():
         model(tokens())
     handle.remove()
@@ -46,43 +44,79 @@ def _inputs(model, module):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_activations_follow_from_the_mlp_weights_and_blocks_follow_each_other(name):
+def test_queries_and_keys_are_what_attention_is_given(name):
+    model: Any = tiny(name)
+    model.set_attn_implementation("seeing")
+    with torch.no_grad():
+        for parameter in _biases(model):
+            parameter.zero_()
+    found = find_weights(model).attentions
+    assert len(found) == LAYERS
+    for layer, part in enumerate(found):
+        attention = model.get_submodule(part.module)
+        hidden = _inputs(model, part.module)[:, 0]
+        SEEN.clear()
+        with torch.no_grad():
+            model(tokens())
+        for weight, seen in zip((part.query, part.key), SEEN[layer], strict=True):
+            assert weight is not None
+            made = hidden @ weight.of(model).T
+            made = made.unflatten(-1, (-1, seen.shape[-1]))
+            norm = getattr(attention, f"{weight.role[0]}_norm", None)
+            made = made if norm is None else norm(made)
+            # The first position is rotated by nothing. OPT scales its queries before attention.
+            scaled = name.startswith("opt") and weight.role == "query"
+            torch.testing.assert_close(seen[:, :, 0], made * (attention.scaling if scaled else 1))
+
+
+def _biases(model):
+    projections = r"\.(c_attn|query_key_value|q_proj|k_proj|self\.query|self\.key)\.bias"
+    return [p for name, p in model.named_parameters() if re.search(projections, name)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_activations_follow_from_the_mlp_weights(name):
     model = tiny(name)
-    architecture = architecture_of(model)
     config = model.config
     activation = next(
         ACT2FN[getattr(config, key)]
         for key in ("activation_function", "hidden_activation", "hidden_act")
         if isinstance(getattr(config, key, None), str)
     )
-    for layer in range(LAYERS):
-        mine = {weight.role: weight for weight in _weights(model) if weight.layer == layer}
-        lower = model.get_submodule(mine["mlp_lower"].module)
-        hidden = _inputs(model, lower)
-        made = hidden @ mine["mlp_lower"].read(model.get_parameter(mine["mlp_lower"].name)).T
+    found = find_weights(model).mlps
+    assert [mlp.layer for mlp in found] == list(range(LAYERS))
+    for mlp in found:
+        assert mlp.lower is not None
+        lower = model.get_submodule(mlp.lower.module)
+        hidden = _inputs(model, mlp.lower.module)
+        made = hidden @ mlp.lower.of(model).T
         if getattr(lower, "bias", None) is not None:
             made = made + lower.bias
         made = activation(made)
-        if "mlp_up" in mine:
-            made = made * (hidden @ model.get_parameter(mine["mlp_up"].name).T)
-        down = _inputs(model, module_at(model, architecture.mlp_down, layer))
-        torch.testing.assert_close(down, made)
-    kept: list[Any] = []
-    block, following = (module_at(model, architecture.layer, layer) for layer in (0, 1))
-    block.register_forward_hook(lambda _, __, output: kept.append(output))
-    inputs = _inputs(model, following)
-    torch.testing.assert_close(kept[0][0] if isinstance(kept[0], tuple) else kept[0], inputs)
+        if mlp.up is not None:
+            made = made * (hidden @ mlp.up.of(model).T)
+        torch.testing.assert_close(_inputs(model, mlp.down_path), made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_block_hands_the_residual_stream_to_the_next(name):
+    model = tiny(name)
+    first, second, *_ = find_weights(model).blocks
+    kept = []
+    model.get_submodule(first.module).register_forward_hook(
+        lambda _, __, output: kept.append(output[0] if isinstance(output, tuple) else output)
+    )
+    following = _inputs(model, second.module)
+    torch.testing.assert_close(kept[0], following)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_names_with_and_without_a_head_tell_of_the_same_weights(name):
-    model = tiny(name)
+    model: Any = tiny(name)
     base = model.base_model
-    assert number_of_layers(_names(model), architecture_of(model)) == LAYERS
-    whole, bare = _weights(model), _weights(base)
+    whole, bare = find_weights(model).weights, find_weights(base).weights
     assert [(w.role, w.layer) for w in whole] == [(w.role, w.layer) for w in bare]
-    assert whole[0].role == "embedding"
-    assert whole[0].layer is None
+    assert (whole[0].role, whole[0].layer) == ("embedding", None)
     for one, other in zip(whole, bare, strict=True):
         assert one.name.endswith(other.name)
         assert model.get_parameter(one.name) is base.get_parameter(other.name)
@@ -92,26 +126,28 @@ def test_names_with_and_without_a_head_tell_of_the_same_weights(name):
 
 
 def test_head_counts_from_a_model_a_configuration_and_a_file():
-    model = tiny("llama")
-    architecture = architecture_of(model)
+    model: Any = tiny("llama")
+    known = _small(Place("b.{layer}.q"), key_value_heads="num_key_value_heads")
     for thing in (model, model.config, model.config.to_dict()):
-        assert architecture.head_counts(thing) == (HEADS, 2)
-    gpt2 = tiny("gpt2")
-    assert architecture_of(gpt2).head_counts(gpt2.config.to_dict()) == (HEADS, HEADS)
+        assert known.head_counts(thing) == (HEADS, 2)
+    gpt2: Any = tiny("gpt2")
+    own = _small(Place("b.{layer}.q"), heads="n_head", key_value_heads="num_key_value_heads")
+    assert own.head_counts(gpt2.config.to_dict()) == (HEADS, HEADS)
     with pytest.raises(ValueError, match="num_attention_heads"):
-        architecture.head_counts({"model_type": "llama"})
+        known.head_counts({"model_type": "llama"})
 
 
 def test_modules_are_named_as_a_reader_knows_them():
-    modules = [weight.module for weight in _weights(tiny("gpt2")) if weight.layer in (None, 2)]
-    assert modules == [
+    weights = find_weights(tiny("gpt2")).weights
+    assert [weight.module for weight in weights if weight.layer in (None, 2)] == [
         "transformer.wte",
         "transformer.h.2.attn.c_attn[query]",
         "transformer.h.2.attn.c_attn[key]",
+        "transformer.h.2.attn.c_attn[value]",
+        "transformer.h.2.attn.c_proj",
         "transformer.h.2.mlp.c_fc",
+        "transformer.h.2.mlp.c_proj",
     ]
-    bert = tiny("bert")
-    assert module_at(bert, "encoder.layer.{layer}", 1) is bert.get_submodule("bert.encoder.layer.1")
 
 
 @settings(deadline=None, max_examples=30)
@@ -125,15 +161,8 @@ def test_modules_are_named_as_a_reader_knows_them():
 def test_parts_make_up_the_whole(parts, heads, size, by_head, transposed):
     rows = torch.arange(parts * heads * size * 2.0).reshape(-1, 2)
     stored = rows.T if transposed else rows
-    pieces = [
-        weights(
-            ["emb", "b.0.fused"],
-            _small(Place("b.{layer}.fused", Part(index, parts, by_head), transposed)),
-            ["query"],
-            heads=heads,
-        )[0].read(stored)
-        for index in range(parts)
-    ]
+    places = [Place("w", Part(index, parts, by_head), transposed) for index in range(parts)]
+    pieces = [Weight("query", 0, "w", "w", place, heads).read(stored) for place in places]
     if by_head:
         pieces = [piece.unflatten(0, (heads, size)) for piece in pieces]
         whole = torch.stack(pieces, 1).reshape(rows.shape)
@@ -142,7 +171,7 @@ def test_parts_make_up_the_whole(parts, heads, size, by_head, transposed):
     assert torch.equal(whole, rows)
 
 
-def _small(query: Place) -> Architecture:
+def _small(query: Place, **others: Any) -> Architecture:
     return Architecture(
         name="small",
         model_types=("small",),
@@ -154,85 +183,98 @@ def _small(query: Place) -> Architecture:
         layer="b.{layer}",
         attention="b.{layer}.a",
         mlp_down="b.{layer}.d",
+        **others,
     )
 
 
+def _found(names: list[str], architecture: Architecture | None = None) -> Found:
+    model = nn.Module()
+    for name in names:
+        *path, last = name.split(".")
+        inside = model
+        for part in path:
+            if part not in inside._modules:
+                inside.add_module(part, nn.Module())
+            inside = inside.get_submodule(part)
+        inside.register_parameter(last, nn.Parameter(torch.zeros(4, 2)))
+    return find_weights(model, architecture=architecture)
+
+
 def test_mistakes_are_reported():
-    query = Place("b.{layer}.q", Part(0, 3, by_head=True))
-    small = _small(query)
-    with pytest.raises(ValueError, match="roles must be among"):
-        weights(["emb"], small, ["gate"])
+    small = _small(Place("b.{layer}.q", Part(0, 3, by_head=True)), heads=2)
+    block = ["b.0.q", "b.0.k", "b.0.m", "b.0.d.weight"]
     with pytest.raises(ValueError, match="no parameter is named"):
-        weights(["other.emb"], small)
+        _found(["other.emb"], small)
     with pytest.raises(ValueError, match=r"query at b\.1\.q"):
-        weights(["emb", "b.0.q", "b.1.k"], small, ["query"], heads=1)
+        _found(["emb", *block, "b.1.k"], small)
     with pytest.raises(ValueError, match="none numbered 1"):
-        weights(["emb", "b.0.q", "b.2.q"], small, ["query"], heads=1)
-    with pytest.raises(ValueError, match="number of heads, got None"):
-        weights(["emb", "b.0.q"], small, ["query"])
+        _found(["emb", *block, "b.2.q"], small)
+    query = _found(["emb", *block], small).attentions[0].query
+    assert query is not None
     with pytest.raises(ValueError, match="divisible by 6, got 4"):
-        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4, 2))
+        query.read(torch.zeros(4, 2))
     with pytest.raises(ValueError, match="must be a matrix"):
-        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4))
+        query.read(torch.zeros(4))
     with pytest.raises(ValueError, match="index"):
         Part(3, 3)
+    with pytest.raises(ValueError, match="start < stop"):
+        Rows(2, 2, 3)
     with pytest.raises(ValueError, match=r"key must have \{layer\} once"):
         Architecture(**{**vars(small), "key": Place("k")})
-    with pytest.raises(ValueError, match="layer must be given"):
-        module_at(tiny("llama"), "layers.{layer}")
-
-
-@pytest.fixture
-def own_maps(monkeypatch):
-    monkeypatch.setattr("joma.models.architectures._registered", [])
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.self_attn = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
-        self.mlp = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+        self.mix = nn.ModuleDict({"fused": nn.Linear(4, 12)})
+        self.change = nn.ModuleDict({"wide": nn.Linear(4, 8), "narrow": nn.Linear(8, 4)})
 
 
 class Homemade(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(5, 4)
+        self.table = nn.Embedding(5, 4)
         self.layers = nn.ModuleList(Block() for _ in range(3))
 
 
-@pytest.mark.usefixtures("own_maps")
-def test_an_unknown_module_is_answered_with_a_map_that_can_be_pasted():
+def test_an_unknown_module_is_answered_with_a_map_that_can_be_filled_in(monkeypatch):
+    monkeypatch.setattr("joma.models.architectures._registered", [])
     model = Homemade()
-    with pytest.raises(ValueError, match="no map") as refused:
-        architecture_of(model)
+    with pytest.raises(ValueError, match="cannot be measured") as refused:
+        probe_weights(model, roles=["query"])
     message = str(refused.value)
-    assert message.count("  layers.{layer}.self_attn.qkv.weight (12, 4)\n") == 1
-    exec(textwrap.dedent(message[message.index("    from joma") :]))
-    query = next(
-        weight for weight in _weights_of(model) if weight.module.endswith("0.self_attn.qkv[query]")
-    )
-    fused = model.get_parameter("layers.0.self_attn.qkv.weight")
-    assert torch.equal(query.read(fused), fused[:4])
-    assert module_at(model, "layers.{layer}.mlp", 1) is model.layers[1].mlp
+    assert message.count("  layers.{layer}.mix.fused.weight (12, 4)\n") == 1
+    example = textwrap.dedent(message[message.index("    from joma") :])
+    for wrong, right in (
+        ("embed_tokens", "table"),
+        ("self_attn.qkv", "mix.fused"),
+        ("self_attn", "mix"),
+        ("mlp.up", "change.wide"),
+        ("mlp.down", "change.narrow"),
+        ('heads="num_attention_heads"', "heads=2"),
+    ):
+        example = example.replace(wrong, right)
+    exec(example)
+    query = find_weights(model).attentions[0].query
+    assert query is not None
+    fused = model.get_parameter("layers.0.mix.fused.weight")
+    assert torch.equal(query.of(model), fused[:4])
 
 
-def _weights_of(model):
-    return weights(_names(model), architecture_of(model))
+def test_a_long_list_is_cut():
+    wide = nn.Module()
+    for index in range(200):
+        wide.add_module(f"part{index}", nn.Linear(index + 1, 2))
+    with pytest.raises(ValueError, match="cannot be measured") as refused:
+        probe_weights(wide, metrics=["stable_rank"])
+    assert "… and 140 more" in str(refused.value)
+    assert "part150" not in str(refused.value)
 
 
-@pytest.mark.usefixtures("own_maps")
-def test_an_unknown_configuration_shows_its_names_before_anything_is_loaded():
-    config = {"model_type": "gptj", "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
-    with pytest.raises(ValueError, match=r"'gptj'.*known are bert, gemma") as refused:
-        architecture_of(config)
-    assert "h.{layer}.attn.q_proj.weight (16, 16)" in str(refused.value)
-    register(_small(Place("b.{layer}.q")))
-    assert architecture_of({"model_type": "small"}).name == "small"
-
-
-@pytest.mark.usefixtures("own_maps")
-def test_a_newer_map_is_used():
-    newer = Architecture(**{**vars(architecture_of({"model_type": "llama"})), "name": "newer"})
-    register(newer)
-    assert architecture_of({"model_type": "llama"}) is newer
+def test_a_newer_map_is_used(monkeypatch):
+    monkeypatch.setattr("joma.models.architectures._registered", [])
+    for heads in (1, 2):
+        known = _small(Place("b.{layer}.q"), heads=heads)
+        register(Architecture(**{**vars(known), "model_types": ("Module",)}))
+    found = _found(["emb", "b.0.q", "b.0.k", "b.0.m", "b.0.d.weight"])
+    assert found.attentions[0].heads == 2

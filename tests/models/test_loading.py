@@ -12,7 +12,15 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
 from joma.errors import JomaError
-from joma.models import WeightFiles, check_tokens, load, load_tokenizer, untrained, weights
+from joma.models import (
+    WeightFiles,
+    check_tokens,
+    find_stored_weights,
+    find_weights,
+    load,
+    load_tokenizer,
+    untrained,
+)
 from joma.models.hub import model_files
 from joma.models.loading import check_source, class_of
 from tests.architectures._models import build
@@ -70,9 +78,8 @@ def test_a_saved_model_comes_back(tmp_path, name, part, capfd):
     assert loaded.source == str(tmp_path)
     with torch.no_grad():
         assert torch.equal(loaded.model(tokens())[0], model(tokens())[0])
-    heads, _ = loaded.known_architecture.head_counts(loaded.model)
     stored = WeightFiles(tmp_path)
-    for weight in weights(stored.names, loaded.known_architecture, heads=heads):
+    for weight in find_stored_weights(stored).weights:
         assert torch.equal(stored.read(weight.name), loaded.model.get_parameter(weight.name))
 
 
@@ -85,8 +92,7 @@ def test_the_hubs_layout_without_a_prefix(tmp_path, name):
     loaded = load(tmp_path)
     with torch.no_grad():
         assert torch.equal(loaded.model(tokens())[0], model(tokens())[0])
-    stored = WeightFiles(tmp_path).names
-    assert len(weights(stored, loaded.known_architecture)) == 1 + 6 * 3
+    assert len(find_stored_weights(WeightFiles(tmp_path)).weights) == 1 + 6 * 3
 
 
 def test_pytorch_files_load_and_payloads_do_not(tmp_path, folder):
@@ -295,9 +301,7 @@ def test_untrained_is_the_same_model_with_fresh_weights(tmp_path, name):
     assert not fresh.model.training
     assert fresh.tokenizer is loaded.tokenizer
     assert "untrained" in fresh.source
-    heads, _ = loaded.known_architecture.head_counts(loaded.model)
-    names = [name for name, _ in loaded.model.named_parameters()]
-    for weight in weights(names, loaded.known_architecture, heads=heads):
+    for weight in find_weights(loaded.model).weights:
         first, *others = (
             one.model.get_parameter(weight.name) for one in (fresh, again, other, loaded)
         )

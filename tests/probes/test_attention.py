@@ -240,21 +240,6 @@ def test_one_key_has_no_entropy():
     assert not found.signbit().any()
 
 
-@pytest.mark.parametrize("layout", ["transposed", "expanded", "cut"])
-@pytest.mark.parametrize("kind", ["bool", "numbers"])
-def test_masks_that_do_not_follow_each_other_in_memory(kind: str, layout: str):
-    q, k = draw(4, 2, 4, 9, 8), draw(5, 2, 4, 9, 8)
-    mask = {
-        "transposed": draw(6, 4, 2, 9, 9).permute(1, 0, 3, 2),
-        "expanded": draw(6, 1, 1, 9, 9).expand(2, 4, 9, 9),
-        "cut": draw(6, 2, 4, 12, 15)[..., 3:, ::2][..., :9, :].repeat(1, 1, 1, 2)[..., :9],
-    }[layout]
-    mask = mask > -0.7 if kind == "bool" else mask
-    kept = mask.clone()
-    close(attention_statistics(q, k, mask=mask), materialised(q, k, mask=mask), 1e-5)
-    assert torch.equal(mask, kept)
-
-
 @pytest.mark.parametrize("bad", [math.nan, INF])
 @pytest.mark.parametrize("size", [12, 300])
 def test_queries_that_are_not_real_reach_nothing(bad: float, size: int):
@@ -266,24 +251,6 @@ def test_queries_that_are_not_real_reach_nothing(bad: float, size: int):
     found = attention_statistics(q, k, rows=rows, first=3, last=4, received=True)
     for name in ("logsumexp", "entropy", "first", "last", "received"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
-
-
-@pytest.mark.parametrize("default", [torch.float64, torch.float16])
-def test_under_another_default_type(default: torch.dtype):
-    q, k = draw(28, 2, 4, 9, 8), draw(29, 2, 2, 9, 8)
-    mask, padding = draw(30, 9, 9), draw(31, 2, 9) > -1
-    cases: list[dict[str, Any]] = [{}, {"mask": mask}, {"mask": mask > 0}, {"padding": padding}]
-    expected = [attention_statistics(q, k, **given, received=True) for given in cases]
-    torch.set_default_dtype(default)
-    try:
-        found = [attention_statistics(q, k, **given, received=True) for given in cases]
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.entropy, other.entropy)
-        assert one.received is not None
-        assert other.received is not None
-        assert torch.equal(one.received, other.received)
 
 
 def test_rows_without_a_key():
@@ -301,22 +268,6 @@ def test_rows_without_a_key():
     assert nothing.received.shape == (0,)
     assert attention_entropy(q[:0], k).shape == (0,)
     assert attention_entropy(draw(0, 0, 2, 5, 8), draw(0, 0, 2, 5, 8)).shape == (0, 2, 5)
-
-
-def test_keys_nobody_sees_receive_exactly_nothing():
-    q, k = draw(21, 2, 10, 8), draw(22, 2, 10, 8)
-    padding = torch.arange(10) > 3
-    found = attention_statistics(q, k, causal=False, padding=padding, received=True)
-    assert found.received is not None
-    assert not found.received[:, :4].any()
-    assert (found.received[:, 4:] > 0).all()
-
-
-def test_what_is_not_a_number_is_not_hidden():
-    q, k = draw(23, 6, 8), draw(24, 6, 8)
-    q[2, 0] = math.nan
-    entropy = attention_entropy(q, k)
-    assert entropy.isnan().tolist() == [False, False, True, False, False, False]
 
 
 MASKS: dict[str, dict[str, Any]] = {

@@ -19,20 +19,19 @@ def hidden(seed: int, windows: int = 6, length: int = 5, nodes: int = 4) -> Tens
     return values * torch.tensor([1.0, 1e-30, 1e30, -0.5])
 
 
-def plain(values: Tensor, k: int, one_per_window: bool = False, first: int = 0) -> Listed:
-    """By sorting all contexts of each node."""
+def plain(values: Tensor, k: int) -> Listed:
+    """By sorting all contexts of each node, and keeping one of each window."""
     found: Listed = []
     for node in range(values.shape[-1]):
         contexts = [
-            (value, window + first, position)
+            (value, window, position)
             for window, row in enumerate(values[..., node].tolist())
             for position, value in enumerate(row)
             if not math.isnan(value)
         ]
         contexts.sort(key=lambda c: (-c[0], c[1], c[2]))
-        if one_per_window:
-            seen: set[int] = set()
-            contexts = [c for c in contexts if not (c[1] in seen or seen.add(c[1]))]
+        seen: set[int] = set()
+        contexts = [c for c in contexts if not (c[1] in seen or seen.add(c[1]))]
         contexts += [(-math.inf, -1, -1)] * k
         found.append(contexts[:k])
     return found
@@ -43,12 +42,11 @@ def listed(result: TopContexts) -> Listed:
     return [list(zip(*rows, strict=True)) for rows in zip(*columns, strict=True)]
 
 
-@pytest.mark.parametrize("one_per_window", [False, True])
 @pytest.mark.parametrize("k", [1, 4, 40])
-def test_against_sorting(k: int, one_per_window: bool):
+def test_against_sorting(k: int):
     values = hidden(0)
-    result = top_contexts(values, k, one_per_window=one_per_window)
-    assert listed(result) == plain(values, k, one_per_window)
+    result = top_contexts(values, k)
+    assert listed(result) == plain(values, k)
     assert result.nodes.tolist() == [0, 1, 2, 3]
 
 
@@ -60,51 +58,27 @@ def test_chosen_nodes_and_positions():
     assert listed(result) == plain(masked[..., [2, 0]], 3)
     assert result.nodes.tolist() == [2, 0]
     by_window = torch.arange(6).unsqueeze(-1) % 2 == torch.arange(5) % 2
-    result = top_contexts(values, 3, counted=by_window, one_per_window=True)
+    result = top_contexts(values, 3, counted=by_window)
     masked = values.masked_fill(~by_window.unsqueeze(-1), torch.nan)
-    assert listed(result) == plain(masked, 3, one_per_window=True)
+    assert listed(result) == plain(masked, 3)
 
 
 def test_a_window_without_positions_that_count_gives_no_context():
     counted = torch.zeros(6, 5, dtype=torch.bool)
     counted[2, 3] = True
     values = hidden(2)
-    result = top_contexts(values, 2, counted=counted, one_per_window=True)
+    result = top_contexts(values, 2, counted=counted)
     assert listed(result)[0] == [(values[2, 3, 0], 2, 3), (-math.inf, -1, -1)]
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    cut=st.integers(1, 5),
-    k=st.integers(1, 8),
-    one_per_window=st.booleans(),
-)
-def test_batches_in_any_order_accumulate_to_the_whole(
-    seed: int, cut: int, k: int, one_per_window: bool
-):
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 5), k=st.integers(1, 8))
+def test_batches_accumulate_to_the_whole(seed: int, cut: int, k: int):
     values = hidden(seed)
-    expected = plain(values, k, one_per_window)
-
-    def accumulator() -> TopContextsAccumulator:
-        return TopContextsAccumulator(k, one_per_window=one_per_window)
-
-    in_order = accumulator()
-    in_order.update(values[:cut])
-    in_order.update(values[cut:])
-    assert listed(in_order.compute()) == expected
-    backwards = accumulator()
-    backwards.update(values[cut:], first=cut)
-    backwards.update(values[:cut], first=0)
-    assert listed(backwards.compute()) == expected
-
-
-def test_many_nodes_are_taken_in_parts(monkeypatch):
-    import joma.probes.contexts as module
-
-    values = hidden(3, nodes=4)
-    monkeypatch.setitem(module._AT_ONCE, "cpu", 1)
-    assert listed(top_contexts(values, 4)) == plain(values, 4)
+    accumulator = TopContextsAccumulator(k)
+    accumulator.update(values[:cut])
+    accumulator.update(values[cut:])
+    assert listed(accumulator.compute()) == plain(values, k)
 
 
 def test_what_is_kept_does_not_grow():

@@ -8,13 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from joma.probes.embedding import (
-    BINS,
-    EmbeddingOverlapAccumulator,
-    embedding_overlap,
-)
+from joma.probes.embedding import EmbeddingOverlapAccumulator, embedding_overlap
 
-FIELDS = ("mean", "standard_error", "signed", "pairs", "rows", "seen", "zeros", "exact")
+FIELDS = ("mean", "standard_error", "pairs", "exact")
 
 
 def vectors(seed: int, rows: int = 40, size: int = 6, offset: float = 0.3) -> Tensor:
@@ -40,15 +36,9 @@ def test_against_two_loops():
     rows = vectors(0)
     rows[[3, 17]] = 0
     cosines = plain(rows)
-    result = embedding_overlap(rows, quantiles=(0, 0.25, 0.5, 0.99, 1))
+    result = embedding_overlap(rows)
     assert result.mean == pytest.approx(np.abs(cosines).mean(), abs=1e-12)
-    assert result.signed == pytest.approx(cosines.mean(), abs=1e-12)
-    assert (result.pairs, result.rows, result.seen, result.zeros) == (len(cosines), 38, 40, 2)
-    assert result.exact
-    assert result.standard_error == 0
-    for share, value in result.quantiles.items():
-        expected = np.quantile(np.abs(cosines), share, method="inverted_cdf")
-        assert value == pytest.approx(expected, abs=1 / BINS)
+    assert (result.pairs, result.exact, result.standard_error) == (len(cosines), True, 0)
 
 
 def test_more_rows_than_a_block():
@@ -58,7 +48,6 @@ def test_more_rows_than_a_block():
     result = embedding_overlap(rows.float())
     assert result.pairs == 1500 * 1499 // 2
     assert result.mean == pytest.approx(float(cosines.abs().mean()), abs=1e-6)
-    assert result.signed == pytest.approx(float(cosines.mean()), abs=1e-6)
 
 
 def test_vectors_of_one_token_are_no_pair():
@@ -76,8 +65,6 @@ def test_orthogonal_vectors_do_not_overlap_and_parallel_ones_do():
     assert embedding_overlap(torch.eye(5)).mean == 0
     same = embedding_overlap(torch.tensor([[1.0, 1], [-2, -2], [3, 3]]))
     assert same.mean == pytest.approx(1)
-    assert same.signed == pytest.approx(-1 / 3)
-    assert same.quantiles[0.5] == pytest.approx(1, abs=1 / BINS)
 
 
 def test_the_standard_error_of_a_sample_is_what_it_says():
@@ -99,7 +86,7 @@ def test_the_standard_error_of_a_sample_of_vectors_is_what_it_says():
         accumulator = EmbeddingOverlapAccumulator(keep=40, seed=seed)
         accumulator.update(rows)
         result = accumulator.compute()
-        assert (result.rows, result.seen, result.exact) == (40, 200, False)
+        assert (result.pairs, result.exact) == (40 * 39 // 2, False)
         misses.append((result.mean - true) / result.standard_error)
     assert np.sqrt(np.square(misses).mean()) == pytest.approx(1, abs=0.2)
 
@@ -139,11 +126,11 @@ def test_an_accumulator_that_keeps_all_agrees_with_the_function(cut: int):
 
 def test_a_sample_is_kept_of_all_batches():
     accumulator = EmbeddingOverlapAccumulator(keep=100, seed=1)
-    accumulator.update(torch.ones(500, 3))
-    accumulator.update(-torch.ones(500, 3))
+    for row in torch.eye(2):
+        accumulator.update(row.expand(500, 2))
     result = accumulator.compute()
-    assert (result.rows, result.seen) == (100, 1000)
-    assert abs(result.signed) < 0.1  # about half of each: cosines of 1 and −1 in equal parts
+    assert result.pairs == 100 * 99 // 2
+    assert result.mean == pytest.approx(0.5, abs=0.05)  # cosines of 0 and 1 in equal parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -170,16 +157,15 @@ def test_a_sample_depends_on_the_seed_alone():
         ({"embeddings": torch.ones(5)}, "at least 2 axes"),
         ({"embeddings": torch.ones(2, 3, 4)}, "two axes"),
         ({"embeddings": torch.ones(5, 3, dtype=torch.int64)}, "floating-point"),
-        ({"embeddings": torch.ones(5, 0)}, "must have components"),
+        ({"embeddings": torch.ones(5, 0)}, "with components"),
         ({"embeddings": torch.ones(1, 3)}, "two vectors that are not zero"),
-        ({"embeddings": torch.zeros(5, 3)}, "got none among 5"),
+        ({"embeddings": torch.zeros(5, 3)}, "two vectors that are not zero"),
         ({"embeddings": torch.full((5, 3), torch.nan)}, "finite"),
         ({"tokens": torch.zeros(40, dtype=torch.int64)}, "different tokens"),
         ({"tokens": torch.zeros(39, dtype=torch.int64)}, r"tokens must have shape \(40,\)"),
         ({"tokens": torch.zeros(40)}, "tokens must be integers"),
         ({"exact_up_to": 1}, "exact_up_to must be a whole number from 2"),
         ({"pairs": 1.5}, "pairs must be a whole number"),
-        ({"quantiles": (0.5, 1.5)}, "quantiles must lie from 0 to 1, got 1.5"),
         ({"seed": -1}, "seed must be"),
     ],
 )
@@ -193,8 +179,3 @@ def test_accumulators_say_what_is_missing():
     accumulator = EmbeddingOverlapAccumulator()
     with pytest.raises(ValueError, match="call update first"):
         accumulator.compute()
-    accumulator.update(vectors(9))
-    with pytest.raises(ValueError, match="as before"):
-        accumulator.update(vectors(9, size=5))
-    with pytest.raises(ValueError, match="every update or in none"):
-        accumulator.update(vectors(9), torch.arange(40))

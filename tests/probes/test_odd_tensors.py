@@ -24,11 +24,9 @@ PLAIN = torch.eye(4)
 
 ODD: dict[str, Callable[[], Any]] = {
     "sparse": lambda: PLAIN.to_sparse(),
-    "compressed": lambda: PLAIN.to_sparse_csr(),
     "meta": lambda: PLAIN.to("meta"),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "quantized": lambda: torch.quantize_per_tensor(PLAIN, 0.1, 0, torch.qint8),
-    "bits": lambda: torch.zeros(4, 4, dtype=torch.uint8).view(torch.bits8),
     "complex": lambda: PLAIN * 1j,
     "nothing": lambda: None,
 }

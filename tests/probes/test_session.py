@@ -43,55 +43,24 @@ GROUPED = {**DECODER, "num_key_value_heads": 2}
 GEMMA = {**GROUPED, "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _named(**paths: str) -> Callable[[nn.Module, int], dict[str, tuple[str, Tensor]]]:
-    """Weights that are stored whole, by their modules' paths."""
-
-    def find(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]:
-        return {
-            role: (path.format(layer), model.get_submodule(path.format(layer)).weight)  # type: ignore[misc]
-            for role, path in paths.items()
-        }
-
-    return find
-
-
-def _gpt2_weights(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]:
-    block: Any = model.get_submodule(f"transformer.h.{layer}")
+def _gpt2_weights(model: nn.Module, layer: int) -> dict[str, Tensor]:
+    name = f"transformer.h.{layer}"
+    block: Any = model.get_submodule(name)
     fused = block.attn.c_attn.weight.T  # stored as (in, out)
-    name = f"transformer.h.{layer}.attn.c_attn"
+    parts = zip(("query", "key", "value"), fused.split(32), strict=True)
     return {
-        "query": (f"{name}[query]", fused[:32]),
-        "key": (f"{name}[key]", fused[32:64]),
-        "value": (f"{name}[value]", fused[64:]),
-        "output": (f"transformer.h.{layer}.attn.c_proj", block.attn.c_proj.weight.T),
-        "mlp_down": (f"transformer.h.{layer}.mlp.c_proj", block.mlp.c_proj.weight.T),
-        "mlp_lower": (f"transformer.h.{layer}.mlp.c_fc", block.mlp.c_fc.weight.T),
+        **{f"{name}.attn.c_attn[{role}]": part for role, part in parts},
+        f"{name}.attn.c_proj": block.attn.c_proj.weight.T,
+        f"{name}.mlp.c_proj": block.mlp.c_proj.weight.T,
+        f"{name}.mlp.c_fc": block.mlp.c_fc.weight.T,
     }
 
 
-def _neox_weights(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]:
-    block: Any = model.get_submodule(f"gpt_neox.layers.{layer}")
-    heads = block.attention.query_key_value.weight.view(4, 3, 8, 32)  # head by head: q, k, v
-    name = f"gpt_neox.layers.{layer}.attention.query_key_value"
-    return {
-        "query": (f"{name}[query]", heads[:, 0].reshape(32, 32)),
-        "key": (f"{name}[key]", heads[:, 1].reshape(32, 32)),
-        "value": (f"{name}[value]", heads[:, 2].reshape(32, 32)),
-        "output": (f"gpt_neox.layers.{layer}.attention.dense", block.attention.dense.weight),
-        "mlp_down": (f"gpt_neox.layers.{layer}.mlp.dense_4h_to_h", block.mlp.dense_4h_to_h.weight),
-        "mlp_lower": (f"gpt_neox.layers.{layer}.mlp.dense_h_to_4h", block.mlp.dense_h_to_4h.weight),
-    }
-
-
-_LLAMA = _named(
-    query="model.layers.{}.self_attn.q_proj",
-    key="model.layers.{}.self_attn.k_proj",
-    value="model.layers.{}.self_attn.v_proj",
-    output="model.layers.{}.self_attn.o_proj",
-    mlp_down="model.layers.{}.mlp.down_proj",
-    mlp_lower="model.layers.{}.mlp.gate_proj",
-    mlp_up="model.layers.{}.mlp.up_proj",
-)
+def _llama_weights(model: nn.Module, layer: int) -> dict[str, Tensor]:
+    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+    names = [f"{attention}.{name}_proj" for name in "qkvo"]
+    names += [f"{mlp}.{name}_proj" for name in ("gate", "up", "down")]
+    return {name: model.get_parameter(f"{name}.weight") for name in names}
 
 
 @dataclass(frozen=True)
@@ -106,7 +75,7 @@ class Case:
         attention: of its attention.
         down: of the MLP's second matrix.
         embedding: of the token embedding.
-        weights: name and matrix of every weight of a block.
+        weights: every matrix of a block, by the name a reader knows it by.
         implementations: of attention that compute what the model is.
     """
 
@@ -117,7 +86,7 @@ class Case:
     attention: str
     down: str
     embedding: str
-    weights: Callable[[nn.Module, int], dict[str, tuple[str, Tensor]]]
+    weights: Callable[[nn.Module, int], dict[str, Tensor]]
     implementations: tuple[str, ...] = ("sdpa", "eager")
 
 
@@ -130,7 +99,7 @@ def _llama_like(model: str, config: str, settings: dict[str, Any], **more: Any) 
         "model.layers.{}.self_attn",
         "model.layers.{}.mlp.down_proj",
         "model.embed_tokens",
-        _LLAMA,
+        _llama_weights,
         **more,
     )
 
@@ -146,34 +115,7 @@ CASES = {
         "transformer.wte",
         _gpt2_weights,
     ),
-    "GPT-NeoX": Case(
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        DECODER,
-        "gpt_neox.layers.{}",
-        "gpt_neox.layers.{}.attention",
-        "gpt_neox.layers.{}.mlp.dense_4h_to_h",
-        "gpt_neox.embed_in",
-        _neox_weights,
-    ),
     "Llama": _llama_like("LlamaForCausalLM", "LlamaConfig", GROUPED),
-    "BERT": Case(
-        "BertForMaskedLM",
-        "BertConfig",
-        DECODER,
-        "bert.encoder.layer.{}",
-        "bert.encoder.layer.{}.attention.self",
-        "bert.encoder.layer.{}.output.dense",
-        "bert.embeddings.word_embeddings",
-        _named(
-            query="bert.encoder.layer.{}.attention.self.query",
-            key="bert.encoder.layer.{}.attention.self.key",
-            value="bert.encoder.layer.{}.attention.self.value",
-            output="bert.encoder.layer.{}.attention.output.dense",
-            mlp_down="bert.encoder.layer.{}.output.dense",
-            mlp_lower="bert.encoder.layer.{}.intermediate.dense",
-        ),
-    ),
     "Gemma 2": _llama_like(
         "Gemma2ForCausalLM",
         "Gemma2Config",
@@ -322,7 +264,7 @@ class TestEveryArchitecture:
         assert got == pytest.approx(expected, abs=1e-5)
 
     def test_weights(self, name: str, implementation: str, layer: int):
-        expected = dict(CASES[name].weights(built(name), layer).values())
+        expected = CASES[name].weights(built(name), layer)
         for metric in ("stable_rank", "effective_rank"):
             found = {
                 it.module: it

@@ -118,11 +118,6 @@ def test_the_largest_numbers_there_are() -> None:
     assert found.top == pytest.approx(1.7e308)
 
 
-def test_eight_bit_floats() -> None:
-    matrix = gaussian(64, 80).to(torch.float8_e4m3fn)
-    assert stable_rank(matrix).value == pytest.approx(true_stable_rank(matrix.double()))
-
-
 @CUDA
 def test_stacks_with_zeros_tiny_and_half_matrices_on_a_gpu() -> None:
     plain = gaussian(300, 400)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from benchmarks.probes import TOLERANCE, bounds, drawn_matrix
 
+from joma.probes._krylov import Krylov, chi_square_floor
+from joma.probes._matrix import tops_by_squaring
 from joma.probes.spectrum import stable_rank, stable_ranks
-from joma.probes.spectrum._krylov import Krylov, chi_square_floor
-from joma.probes.spectrum._matrix import tops_by_squaring
 from tests.probes._matrices import CUDA, diagonal, gaussian, noisy, true_stable_rank
 from tests.probes.test_spectrum import spectra
 

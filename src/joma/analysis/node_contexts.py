@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from joma.common.progress import Progress
-from joma.models import Loaded, module_at, weights
+from joma.errors import JomaError
+from joma.models import Loaded, find_weights
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
 from joma.probes.inputs import run_on_tokens
 from joma.probes.tap import AttentionCall, watch_attention
@@ -123,7 +124,7 @@ def observe(
                 generator = torch.Generator().manual_seed(1_000_003 * seed + layer)
                 drawn = torch.randperm(hidden.shape[-1], generator=generator)[:nodes].sort().values
             most = 2 * settings.contexts
-            strongest[layer] = TopContextsAccumulator(most, nodes=drawn, one_per_window=True)
+            strongest[layer] = TopContextsAccumulator(most, nodes=drawn)
         strongest[layer].update(hidden, counted=answered)
 
     with _watching_hidden(loaded, layers, keep):
@@ -222,10 +223,10 @@ def _watching_hidden(
     loaded: Loaded, layers: Sequence[int], see: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
     """While the block runs, `see` gets the hidden activations of the layers' MLPs."""
-    path, handles = loaded.known_architecture.mlp_down, []
+    paths, handles = hidden_paths(loaded), []
     try:
         for layer in layers:
-            module = module_at(loaded.model, path, layer, architecture=loaded.known_architecture)
+            module = loaded.model.get_submodule(paths[layer])
 
             def hook(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
                 see(layer, inputs[0])
@@ -236,6 +237,19 @@ def _watching_hidden(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def hidden_paths(loaded: Loaded) -> list[str]:
+    """Return for each layer the path of the module that the MLP's hidden activations go into."""
+    found = find_weights(loaded.model)
+    paths = [mlp.down_path for mlp in found.mlps if mlp.down_path is not None]
+    numbers = [mlp.layer for mlp in found.mlps]
+    if not paths or not found.embeddings or numbers != list(range(len(paths))):
+        raise JomaError(
+            f"{loaded.source} cannot be searched: token embeddings and one MLP in each layer are "
+            f"needed, found {len(found.mlps)} MLPs in {len(found.blocks)} layers"
+        )
+    return paths
 
 
 def batches(loaded: Loaded, windows: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -282,9 +296,7 @@ def token_vectors(loaded: Loaded, windows: Tensor) -> Tensor:
 
     Embeddings are centred at their mean over the text first.
     """
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    place = weights(names, loaded.known_architecture, ["embedding"])[0]
-    table = place.read(loaded.model.get_parameter(place.name)).detach().float().cpu()
+    table = find_weights(loaded.model).embeddings[0].of(loaded.model).detach().float().cpu()
     directions = torch.nn.functional.normalize(table - _frequency(windows, len(table)) @ table)
     return directions * rarity(windows, len(table)).unsqueeze(-1)
 

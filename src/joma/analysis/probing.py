@@ -10,7 +10,7 @@ import torch
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError, printable
 from joma.models import Found, find_stored_weights, find_weights
-from joma.models.architectures import ROLES, Architecture, known_architecture
+from joma.models.architectures import ROLES, Architecture
 from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
 from joma.models.loading import load, outlined
@@ -172,11 +172,10 @@ def measure(
         found = probe_weights(loaded.model, metrics=probing.chosen, **how)
     else:
         found = probe(loaded.model, shown, metrics=probing.metrics, **how)
-    known = probing.architecture or loaded.architecture
     config = getattr(loaded.model, "config", None)
     kind = getattr(config, "model_type", type(loaded.model).__name__)
     facts = {
-        "architecture": str(kind) if known is None else known.name,
+        "architecture": str(kind) if probing.architecture is None else probing.architecture.name,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "context": loaded.context,
     }
@@ -249,7 +248,7 @@ def _measure_files(
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
     found = probe_weights(files, metrics=probing.chosen, **how)
     config = files.config() or {}
-    known = probing.architecture or known_architecture(config)
+    known = probing.architecture
     name = config.get("model_type", "unknown") if known is None else known.name
     facts = {"architecture": name, "bytes": files.bytes}
     roles = {weight.module: weight.role for weight in parts.weights}

@@ -32,12 +32,13 @@ from joma.analysis.node_contexts import (
     batches,
     dealt,
     describe,
+    hidden_paths,
     observe,
     token_vectors,
 )
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.models import Loaded, number_of_layers, untrained
+from joma.models import Loaded, untrained
 from joma.probes.inputs import run_on_tokens
 
 CHANCE = 0.01
@@ -439,8 +440,7 @@ def check(
         raise JomaError(
             f"nodes must be at least {_FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    there = number_of_layers(names, loaded.known_architecture)
+    there = len(hidden_paths(loaded))
     chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
     for layer in chosen:
         if not 0 <= layer < there:

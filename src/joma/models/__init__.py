@@ -9,13 +9,8 @@ from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import (
     ROLES,
     Architecture,
-    architecture_of,
     load_map,
-    module_at,
-    number_of_layers,
-    prefix_of,
     register,
-    weights,
 )
 from joma.models.blank import enable_checkpointing
 from joma.models.discovery import find_stored_weights, find_weights, reader_path
@@ -71,7 +66,6 @@ __all__ = [
     "TransformerConfig",
     "Weight",
     "WeightFiles",
-    "architecture_of",
     "check_tokens",
     "enable_checkpointing",
     "find_stored_weights",
@@ -79,12 +73,8 @@ __all__ = [
     "load",
     "load_map",
     "load_tokenizer",
-    "module_at",
-    "number_of_layers",
-    "prefix_of",
     "reader_path",
     "register",
     "untrained",
     "verify",
-    "weights",
 ]

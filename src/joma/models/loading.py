@@ -20,8 +20,8 @@ from joma.errors import JomaError, printable
 from joma.models import llama2c, tokenizers
 from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
-from joma.models.architectures import LAYER, Architecture, architecture_of, known_architecture
 from joma.models.checksums import check_checksums
+from joma.models.discovery import find_weights
 from joma.models.gguf import one_reader, read_gguf, read_header
 from joma.models.hub import folder_if_here, local_folder
 from joma.models.tokenizers import Tokenizer, load_tokenizer
@@ -38,25 +38,14 @@ class Loaded:
     Args:
         model: The model.
         tokenizer: Its tokenizer, None where none was found.
-        architecture: The map of its parts, None where none is known.
         source: Where it came from, as the caller named it.
         context: The most positions it takes, None where there is no limit.
     """
 
     model: nn.Module
     tokenizer: Tokenizer | None
-    architecture: Architecture | None
     source: str
     context: int | None = None
-
-    @property
-    def known_architecture(self) -> Architecture:
-        """The map of its parts.
-
-        Raises:
-            UnknownArchitectureError: No map is known; it shows the module tree.
-        """
-        return self.architecture if self.architecture is not None else architecture_of(self.model)
 
     @property
     def special_tokens(self) -> SpecialTokens:
@@ -132,7 +121,7 @@ def load(
     model = _made(config, weights, str(path), dtype)
     nn.Module.to(model, device)
     tokens = given if given is not None else own
-    return Loaded(model, tokens, known_architecture(model), str(source), _context(config))
+    return Loaded(model, tokens, str(source), _context(config))
 
 
 def untrained(loaded: Loaded, seed: int) -> Loaded:
@@ -219,7 +208,7 @@ def outlined(
     WeightFiles(folder)
     model = on_meta(config, class_of(config), str(folder)).eval().requires_grad_(False)
     own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
-    return Loaded(model, own, known_architecture(model), str(source), _context(config))
+    return Loaded(model, own, str(source), _context(config))
 
 
 def folder_config(folder: Path) -> "PreTrainedConfig":
@@ -392,12 +381,10 @@ def _check_complete(info: dict[str, Any], model: nn.Module, what: str) -> None:
 
 def _in_a_block(name: str, model: nn.Module) -> bool:
     """Return whether a weight is of a block of the model, or of one more block of its kind."""
-    architecture = known_architecture(model)
-    if architecture is not None:
-        pattern = re.escape(architecture.layer).replace(re.escape(LAYER), "[0-9]+")
-        return re.search(pattern, name) is not None
-    alike = re.compile(re.sub("[0-9]+", "[0-9]+", re.escape(name)))
-    return any(alike.fullmatch(own) for own, _ in model.named_parameters())
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    paths = {block.module.removeprefix(base) for block in find_weights(model).blocks}
+    blocks = {re.sub("[0-9]+", "[0-9]+", re.escape(path)) for path in paths if path}
+    return any(re.search(rf"(^|\.){block}\.", name) for block in blocks)
 
 
 def _check_finite(model: nn.Module, what: str) -> None:

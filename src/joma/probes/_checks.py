@@ -8,17 +8,6 @@ from torch import Tensor
 
 from joma.errors import JomaError
 
-_COMPUTABLE = frozenset(
-    {
-        torch.bool,
-        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.uint16, torch.uint32, torch.uint64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-        *(torch.complex32, torch.complex64, torch.complex128),
-    }
-)
-"""Kinds of numbers that torch converts; complex ones are refused by the checks that follow."""
 _USUAL = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bool})
 
 
@@ -37,7 +26,7 @@ def computable(name: str, value: Tensor) -> Tensor:
     if value.is_nested or value.layout != torch.strided:
         layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise JomaError(f"{name} must be a dense tensor, got a {layout} one")
-    if value.is_quantized or value.dtype not in _COMPUTABLE:
+    if value.is_quantized:
         raise JomaError(f"{name} must be numbers to compute with, got {value.dtype}")
     if value.is_meta:
         raise JomaError(f"{name} must hold data, got a tensor on the meta device")

@@ -29,32 +29,24 @@ _AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 class ActivationStatistics:
     """Statistics of a layer's hidden activations, over tokens and nodes.
 
-    An entry is near zero where |a| ≤ near · rms, with rms the root of the mean square of the
+    An entry is near zero where |a| ≤ 0.01 · rms, with rms the root of the mean square of the
     token's own activations; otherwise the node is active at that token.
 
     Attributes:
         tokens: how many tokens were counted.
         zero: share of entries that are exactly 0.
         near_zero: share of entries near zero, those exactly 0 among them.
-        negative: share of entries below 0.
-        mean: over all entries.
-        std: over all entries, with n.
         kurtosis: m₄ / m₂², 3 for normal numbers; NaN where all entries are equal.
         top_energy: mean over tokens of the share of Σ a² that the largest nodes of the token hold,
             by their share of all nodes, rounded up; NaN where every token is zero.
-        silent: tokens whose activations are all zero; they have no energy to share out.
         activity: share of tokens at which each node is active, (H,).
     """
 
     tokens: int
     zero: float
     near_zero: float
-    negative: float
-    mean: float
-    std: float
     kurtosis: float
     top_energy: Mapping[float, float]
-    silent: int
     activity: Tensor
 
     @property
@@ -64,25 +56,19 @@ class ActivationStatistics:
 
 
 def activation_statistics(
-    activations: Tensor,
-    *,
-    counted: Tensor | None = None,
-    near: float = NEAR,
-    top: Sequence[float] = TOP,
+    activations: Tensor, *, top: Sequence[float] = TOP
 ) -> ActivationStatistics:
-    """Sparsity, moments and concentration of hidden activations.
+    """Return sparsity, kurtosis and concentration of hidden activations.
 
     Args:
         activations: (..., H), what goes into the second matrix of an MLP.
-        counted: (...), bool: which tokens count; all where None.
-        near: how small, against the token's root mean square, is near zero.
         top: shares of the nodes whose part of the energy is given.
 
     Raises:
-        ValueError: also where no token counts.
+        ValueError: also where there is no token.
     """
-    accumulator = ActivationStatisticsAccumulator(near=near, top=top)
-    accumulator.update(activations, counted=counted)
+    accumulator = ActivationStatisticsAccumulator(top=top)
+    accumulator.update(activations)
     return accumulator.compute()
 
 
@@ -90,26 +76,22 @@ class ActivationStatisticsAccumulator:
     """`activation_statistics` over batches: equal to one call on all of them, to rounding.
 
     Args:
-        near: as of `activation_statistics`.
         top: as of `activation_statistics`.
     """
 
-    def __init__(self, *, near: float = NEAR, top: Sequence[float] = TOP) -> None:
-        self._near = float(near)
-        if not 0 <= self._near < math.inf:
-            raise JomaError(f"near must be a number from 0 on, got {near!r}")
+    def __init__(self, *, top: Sequence[float] = TOP) -> None:
         self._top = tuple(float(share) for share in top)
         for share in self._top:
             if not 0 < share <= 1:
                 raise JomaError(f"top must be shares above 0 up to 1, got {share:g}")
         self._sums: _ActivationSums | None = None
 
-    def update(self, activations: Tensor, *, counted: Tensor | None = None) -> None:
-        """Adds tokens; arguments as of `activation_statistics`, H as in earlier updates."""
-        rows = _rows(activations, counted)
+    def update(self, activations: Tensor) -> None:
+        """Add tokens, (..., H), with H as in earlier updates."""
+        rows = _rows(activations)
         at_once = _AT_ONCE.get(rows.device.type, 2**24) // rows.shape[-1]
         parts = rows.split(max(1, at_once))
-        new = functools.reduce(_added, (_measure(part, self._near, self._top) for part in parts))
+        new = functools.reduce(_added, (_measure(part, self._top) for part in parts))
         have = self._sums
         if have is None:
             self._sums = new
@@ -122,9 +104,9 @@ class ActivationStatisticsAccumulator:
         self._sums = _added(have, new)
 
     def compute(self) -> ActivationStatistics:
-        """The statistics of all tokens so far."""
+        """Return the statistics of all tokens so far."""
         if self._sums is None or self._sums.tokens == 0:
-            raise JomaError("compute needs tokens that count: call update first")
+            raise JomaError("compute needs tokens: call update first")
         sums = self._sums
         moments, loud = sums.moments, sums.tokens - sums.silent
         second, fourth = moments.squares / moments.count, moments.fourths / moments.count
@@ -132,15 +114,11 @@ class ActivationStatisticsAccumulator:
             tokens=sums.tokens,
             zero=sums.zero / moments.count,
             near_zero=1 - float(sums.active.sum()) / moments.count,
-            negative=sums.negative / moments.count,
-            mean=moments.mean,
-            std=math.sqrt(second),
             kurtosis=fourth / second**2 if second > 0 else math.nan,
             top_energy={
                 share: energy / loud if loud else math.nan
                 for share, energy in zip(self._top, sums.energies.tolist(), strict=True)
             },
-            silent=sums.silent,
             activity=sums.active.double() / sums.tokens,
         )
 
@@ -186,7 +164,6 @@ class _ActivationSums(NamedTuple):
 
     tokens: int
     zero: int
-    negative: int
     silent: int
     energies: Tensor
     active: Tensor
@@ -198,7 +175,7 @@ def _added(one: tuple[Any, ...], other: tuple[Any, ...]) -> _ActivationSums:
     return _ActivationSums(*map(operator.add, one, other))
 
 
-def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _ActivationSums:
+def _measure(rows: Tensor, top: tuple[float, ...]) -> _ActivationSums:
     tokens, nodes = rows.shape
     if rows.dtype != torch.float64:
         rows = rows.float()
@@ -210,11 +187,10 @@ def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _ActivationSu
     # By the largest first: squares of very large or small activations leave float32's range.
     shares = (sizes / largest.where(~silent, 1)).square_()
     energy = shares.sum(-1, keepdim=True)
-    active = shares > near**2 * energy / nodes
+    active = shares > NEAR**2 * energy / nodes
     return _ActivationSums(
         tokens,
         rows.numel() - int(rows.count_nonzero()),
-        int((rows < 0).count_nonzero()),
         int(silent.count_nonzero()),
         _energies(shares, energy.where(~silent, 1), top),
         active.sum(0, dtype=torch.int32).long(),
@@ -244,20 +220,11 @@ def _moments(rows: Tensor) -> _PowerSums:
     return _PowerSums(rows.numel(), float(mean), *map(float, sums))
 
 
-def _rows(activations: Tensor, counted: Tensor | None) -> Tensor:
-    """The activations of tokens that count, (n, H)."""
+def _rows(activations: Tensor) -> Tensor:
+    """Return activations as (tokens, H)."""
     activations = _checks.tensor("activations", activations, 1)
     if not activations.is_floating_point():
         raise JomaError(f"activations must be floating-point numbers, got {activations.dtype}")
     if activations.shape[-1] == 0:
         raise JomaError(f"activations must have nodes, got shape {tuple(activations.shape)}")
-    rows = activations.reshape(-1, activations.shape[-1])
-    if counted is not None:
-        counted = _checks.tensor("counted", counted, 0)
-        if counted.dtype != torch.bool or counted.shape != activations.shape[:-1]:
-            raise JomaError(
-                f"counted must be bool of shape {tuple(activations.shape[:-1])}, one for each "
-                f"token, got {counted.dtype} of shape {tuple(counted.shape)}"
-            )
-        rows = rows[counted.reshape(-1).to(rows.device)]
-    return rows
+    return activations.reshape(-1, activations.shape[-1])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -41,11 +40,8 @@ def attention_by_height(
     attention: Tensor,
     tokens: Tensor,
     heights: Tensor,
-    levels: int | None = None,
-    *,
-    visible: Tensor | None = None,
 ) -> AttentionByHeight:
-    """Sorts attention by the height of the common ancestor of query and key.
+    """Sort causal attention by the height of the common ancestor of query and key.
 
     Means are over all rows of the batch axis, the last leading one, whose query counts; axes before
     it (ensemble members, layers, heads) stay. A query counts if its token has a height ≥ 0 with any
@@ -56,15 +52,13 @@ def attention_by_height(
         tokens: (T,), (B, T) or (..., B, T), integers.
         heights: (V, V), integers: height of the common ancestor of query and key token, −1 where
             the pair is not to be counted.
-        levels: how many heights, from 0; those that occur in `heights` where None.
-        visible: (..., B, T, T), bool: which keys a query can see; those up to itself where None.
 
     Raises:
-        ValueError: also where a row that counts does not sum to 1, or puts attention on keys it
-            cannot see.
+        ValueError: also where a row that counts does not sum to 1, or puts attention on keys after
+            its query.
     """
-    heights, levels = _table(heights, levels)
-    attention, tokens, visible = _checked(attention, tokens, heights, visible)
+    heights = _table(heights)
+    attention, tokens = _checked(attention, tokens, heights)
     queries = (heights >= 0).any(-1)[tokens]
     counted = queries.sum((-2, -1))
     if not (counted > 0).all():
@@ -72,33 +66,29 @@ def attention_by_height(
             "tokens must hold a query that counts, one with a height ≥ 0 to some token, in every "
             "member; got only padding"
         )
-    attention = _rows_that_count(attention, visible, queries)
+    attention = _rows_that_count(attention, queries)
+    visible = torch.ones(attention.shape[-2:], device=attention.device).tril()
     # Queries that do not count have height −1 to all keys: they add to no height.
     height = heights[tokens.unsqueeze(-1), tokens.unsqueeze(-2)]
-    uniform = visible / visible.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
+    uniform = visible.double() / visible.sum(-1, keepdim=True)
     mass, uniform = (
-        _by_height(share, height, levels) / counted.unsqueeze(-1) for share in (attention, uniform)
+        _by_height(share, height, int(heights.max()) + 1) / counted.unsqueeze(-1)
+        for share in (attention, uniform)
     )
     return AttentionByHeight(mass[..., 1:], uniform[..., 1:], mass[..., 0], counted)
 
 
-def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
+def _table(heights: Tensor) -> Tensor:
     heights = _checks.integers("heights", heights, 2)
     if heights.ndim != 2 or heights.shape[0] != heights.shape[1] or heights.numel() == 0:
         raise JomaError(f"heights must be a square table, got shape {tuple(heights.shape)}")
     low, high = int(heights.min()), int(heights.max())
-    levels = high + 1 if levels is None else whole_number("levels", levels, 1)
-    if low < -1 or high < 0 or high >= levels:
-        raise JomaError(
-            f"heights must lie from -1 below levels = {levels}, one of them at least 0, got "
-            f"{low} to {high}"
-        )
-    return heights, levels
+    if low < -1 or high < 0:
+        raise JomaError(f"heights must be from -1 on, one of them at least 0, got {low} to {high}")
+    return heights
 
 
-def _checked(
-    attention: Tensor, tokens: Tensor, heights: Tensor, visible: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _checked(attention: Tensor, tokens: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
     attention = _checks.tensor("attention", attention, 3)
     lead, length = attention.shape[:-2], attention.shape[-1]
     if not attention.is_floating_point() or attention.shape[-2] != length or 0 in attention.shape:
@@ -112,13 +102,8 @@ def _checked(
             f"tokens must lie from 0 to {heights.shape[0] - 1}, as heights has rows, got "
             f"{int(tokens.min())} to {int(tokens.max())}"
         )
-    if visible is None:
-        visible = torch.ones(length, length, dtype=torch.bool, device=attention.device).tril()
-    visible = _checks.tensor("visible", visible, 2)
-    if visible.dtype != torch.bool:
-        raise JomaError(f"visible must be bool, got {visible.dtype}")
-    _checks.one_device(attention=attention, tokens=tokens, heights=heights, visible=visible)
-    return attention, tokens, _expanded("visible", visible, tuple(attention.shape))
+    _checks.one_device(attention=attention, tokens=tokens, heights=heights)
+    return attention, tokens
 
 
 def _by_height(share: Tensor, height: Tensor, levels: int) -> Tensor:
@@ -127,7 +112,7 @@ def _by_height(share: Tensor, height: Tensor, levels: int) -> Tensor:
     return torch.stack(sums, -1)
 
 
-def _rows_that_count(attention: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
+def _rows_that_count(attention: Tensor, queries: Tensor) -> Tensor:
     """Attention in float64, 0 in rows of queries that do not count."""
     tolerance = 1e-2 if torch.finfo(attention.dtype).bits == 16 else 1e-4
     attention = torch.where(queries.unsqueeze(-1), attention, 0.0).to(torch.float64)
@@ -138,8 +123,8 @@ def _rows_that_count(attention: Tensor, visible: Tensor, queries: Tensor) -> Ten
             f"attention must have rows that sum to 1 within {tolerance:g}, got one that sums to "
             f"{attention.sum(-1)[queries & ~good][0].item():g}"
         )
-    if (attention < 0).any() or (attention.masked_fill(visible, 0.0) > 0).any():
-        raise JomaError("attention must be ≥ 0, and 0 on keys that are not visible")
+    if (attention < 0).any() or (attention.triu(1) > 0).any():
+        raise JomaError("attention must be ≥ 0, and 0 on later keys")
     return attention
 
 

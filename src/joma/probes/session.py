@@ -259,9 +259,13 @@ def measurable(
     left = tuple(metric for metric in metrics if metric not in why)
     if why and (asked_for or not left):
         metric, reason = next(iter(why.items()))
+        named: Any = (
+            source.named_parameters() if isinstance(source, nn.Module) else source.tensors.items()
+        )
+        shapes = {name: tuple(it.shape) for name, it in named}
         raise UnknownArchitectureError(
             f"{metric} cannot be measured: {reason}.\n"
-            + how_to_map(source if isinstance(source, nn.Module) else source.config())
+            + how_to_map(source if isinstance(source, nn.Module) else source.config(), shapes)
         )
     return left
 

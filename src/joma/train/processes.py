@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from joma.common.sharded import is_dtensor, is_fully_sharded
 from joma.errors import JomaError
-from joma.models import architecture_of, module_at, number_of_layers
+from joma.models import find_weights
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -196,10 +196,8 @@ def spread(model: nn.Module, processes: Processes, sharding: str) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(processes.device.type, (processes.size,))
-        names = [name for name, _ in model.named_parameters()]
-        architecture = architecture_of(model)
-        for layer in range(number_of_layers(names, architecture)):
-            fully_shard(module_at(model, architecture.layer, layer), mesh=mesh)
+        for block in find_weights(model).blocks:
+            fully_shard(model.get_submodule(block.module), mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
     from torch.nn.parallel import DistributedDataParallel

@@ -67,7 +67,9 @@ def find_weights(model: nn.Module, *, architecture: Architecture | None = None) 
     """
     if architecture is None:
         architecture = registered_for(model)
-    return _Finder(model).found() if architecture is None else found_by_map(model, architecture)
+    if architecture is None:
+        return _Finder(model).found()
+    return found_by_map(dict(model.named_parameters(remove_duplicate=False)), architecture, model)
 
 
 def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None = None) -> Found:
@@ -90,7 +92,7 @@ def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None
             )
         architecture = registered_for(config)
     if architecture is not None:
-        return found_by_map(files.names, architecture, config)
+        return found_by_map(files.tensors, architecture, config)
     return _Finder(_tree_of(files.tensors, config)).found()
 
 

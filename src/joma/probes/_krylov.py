@@ -35,7 +35,7 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from joma.probes.spectrum._matrix import Operator
+from joma.probes._matrix import Operator
 
 _KEPT = {torch.float32: 3e-5, torch.float64: 1e-7}
 """Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon.
