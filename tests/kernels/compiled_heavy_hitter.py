@@ -17,7 +17,6 @@ SHAPES = (
     (2, 2, 2, 8, 8),
 )  # fmt: skip
 """Batch, key heads, queries of each, budget, numbers of a head; the first two are a benchmark's."""
-KERNELS = ("_attend_slots", "_join_and_choose")
 
 
 def step(batch: int, heads: int, group: int, budget: int, size: int, real: Any) -> list[Any]:
@@ -27,21 +26,28 @@ def step(batch: int, heads: int, group: int, budget: int, size: int, real: Any) 
     def new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    patches = {it: Caught(getattr(_heavy_hitter_kernel, it), found) for it in KERNELS}
-    with mock.patch.multiple(_heavy_hitter_kernel, **patches):
+    heads_and_slots = batch, heads, budget + 1
+    attend = Caught(_heavy_hitter_kernel._attend_slots, found)
+    join = Caught(_heavy_hitter_kernel._join_and_choose, found)
+    with (
+        mock.patch.object(_heavy_hitter_kernel, "_attend_slots", attend),
+        mock.patch.object(_heavy_hitter_kernel, "_join_and_choose", join),
+    ):
         _heavy_hitter_kernel.heavy_hitter_step(
             new(batch, heads * group, 1, size),
-            *(new(batch, heads, 1, size) for _ in range(2)),
+            new(batch, heads, 1, size),
+            new(batch, heads, 1, size),
             real,
-            *(new(batch, heads, budget + 1, size) for _ in range(2)),
-            new(batch, heads, budget + 1, dtype=torch.int32),
-            new(batch, dtype=torch.int64),
-            new(batch, heads, budget + 1, dtype=torch.float32),
-            new(batch, heads, dtype=torch.int64),
-            1.0,
-            budget // 2,
-            1.0,
-            real is not None,
+            keys=new(*heads_and_slots, size),
+            values=new(*heads_and_slots, size),
+            position=new(*heads_and_slots, dtype=torch.int32),
+            seen=new(batch, dtype=torch.int64),
+            received=new(*heads_and_slots, dtype=torch.float32),
+            empty=new(batch, heads, dtype=torch.int64),
+            scale=1.0,
+            recent=budget // 2,
+            retention=1.0,
+            mean=real is not None,
         )
     return found
 

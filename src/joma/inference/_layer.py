@@ -212,7 +212,7 @@ class EvictingLayer(CacheLayerMixin):
                 scores, store.values, allowed, softcap=call.softcap, weight=own
             )
             results.append(found)
-            if received is not None:
+            if received is not None and store.received is not None:
                 store.received += received
         return results[0] if len(results) == 1 else torch.cat(results, 2)
 

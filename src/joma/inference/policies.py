@@ -99,7 +99,11 @@ class Full(Policy):
     """Keep every key, the reference for all others. The model's own sliding windows still apply."""
 
     name = "full"
-    budget = None
+
+    @property
+    def budget(self) -> None:
+        """No limit."""
+        return None
 
     def priority(self, held: Held) -> Tensor:
         """Never asked for: nothing is dropped."""

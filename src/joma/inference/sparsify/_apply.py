@@ -299,8 +299,8 @@ class _SparseMlp:
             gate = self._dense[layer.lower](tokens)
             magnitude = layer.activation(gate).abs().float()
             # Zeros add nothing: they are left out where most neurons, and so the threshold, are 0.
-            self._mask = (magnitude >= self._threshold) & (magnitude > 0)
-            self._run._kept += self._mask.sum(dtype=torch.float64) / layer.neurons
+            mask = self._mask = (magnitude >= self._threshold) & (magnitude > 0)
+            self._run._kept += mask.sum(dtype=torch.float64) / layer.neurons
             return gate
         self._run._kept += count * self._keep / layer.neurons
         if self._selection != "oracle":

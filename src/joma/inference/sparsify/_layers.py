@@ -101,7 +101,8 @@ def sparse_layers(model: nn.Module) -> list[SparseLayer]:
         raise _refused(model, "its MLPs are mixtures of experts, which are sparse already")
     mlps = {mlp.layer: mlp for mlp in found.mlps if mlp.layer is not None}
     numbers = list(range(len(found.blocks)))
-    if not numbers or sorted(blocks) != numbers or not len(mlps) == len(found.mlps) == len(blocks):
+    is_one_each = set(blocks) == set(mlps) == set(numbers) and len(found.mlps) == len(numbers)
+    if not numbers or not is_one_each:
         raise _refused(model, "one MLP in each of its blocks was not found")
     return [_layer(model, number, blocks[number], mlps[number], attentions) for number in numbers]
 

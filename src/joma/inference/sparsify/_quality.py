@@ -131,15 +131,27 @@ def _judged(number: int, predictors: Predictors, seen: LayerActivations) -> Laye
         ]
         sums += torch.stack([column.double().sum().cpu() for column in row])
     means = (sums / len(seen.scores)).tolist()
-    of_heads: tuple[float | None, float | None] = None, None
+    heads_recall = heads_energy = None
     if number in predictors.heads and seen.head_states is not None and seen.head_scores is not None:
         share = facts.heads_sparsity
         assert share is not None
         keep = kept_of(seen.head_scores.shape[1], share)
         states, scores = seen.head_states, seen.head_scores
         recall, kept, *_ = _chosen(predictors.heads[number], states, scores, keep)
-        of_heads = float(recall.mean()), float(kept.mean())
-    return LayerQuality(number, *means[:7], tuple(means[7:]), *of_heads)
+        heads_recall, heads_energy = float(recall.mean()), float(kept.mean())
+    return LayerQuality(
+        number,
+        recall=means[0],
+        static_recall=means[1],
+        energy=means[2],
+        oracle_energy=means[3],
+        static_energy=means[4],
+        for_99=means[5],
+        zero=means[6],
+        top_energy=tuple(means[7:]),
+        heads_recall=heads_recall,
+        heads_energy=heads_energy,
+    )
 
 
 def _chosen(
