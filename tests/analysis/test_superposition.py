@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from torch import Tensor
 
-from joma.analysis.node_contexts import LayerContexts, SearchSettings, dealt, spread
+from joma.analysis.node_contexts import LayerContexts, SearchSettings, dealt
 from joma.analysis.node_examples import examples, tables
 from joma.analysis.superposition import (
     LayerScores,
@@ -275,14 +275,6 @@ def test_the_planted_node_is_found_and_beats_both_controls(found: SearchResult):
     assert found.ranked()[0] == (0, _planted.SUPERPOSED)
 
 
-def test_nodes_of_one_pattern_are_not_found(found: SearchResult):
-    (layer,) = found.layers
-    others = torch.arange(_planted.NODES) != _planted.SUPERPOSED
-    assert layer.pairs.score[others].max() < 0.05
-    assert not layer.above_shuffled[others].any()
-    assert not layer.above_untrained[others].any()
-
-
 def test_the_contexts_reported_are_those_planted(found: SearchResult):
     (node,) = examples(found, _planted.planted(), _planted.text(), 1)
     assert (node.layer, node.node) == (0, _planted.SUPERPOSED)
@@ -361,12 +353,6 @@ def test_what_is_said_follows_from_the_scores():
     assert "beats the untrained model but not shuffled contexts" in said[2]
     assert "does not beat its controls" in said[3]
     assert "nothing can be said" in scored([], [], []).finding
-
-
-def test_windows_are_spread_over_the_text():
-    windows = torch.arange(10).unsqueeze(-1)
-    assert spread(windows, 4).flatten().tolist() == [0, 2, 5, 7]
-    assert spread(windows, 20) is windows
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,6 @@ def test_the_table_says_what_fits(llama):
     assert "lora does not fit: 0." in too_small.stdout
 
 
-def test_a_rank_above_all_matrices_leaves_the_other_optimizers(llama):
-    wide = ("--window", "64", "--rank", "500", "--optimizer", "adamw", "--device", "cpu")
-    result = joma("memory", llama, *wide)
-    said = unwrapped(result.stdout)
-    assert "galore-adamw" not in said
-    assert "parameters in bf16 on the CPU" in said
-    assert "GaLore is left out: it projects nothing at rank 500." in said
-    assert "no matrices projected" in said
-
-
 def test_the_table_fits_80_columns(llama, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = joma("memory", llama, *SMALL, "--card", "rtx-4090").stdout.splitlines()

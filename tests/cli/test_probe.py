@@ -140,13 +140,6 @@ class TestShortTexts:
         first = json.loads(result.stdout)[0]
         assert 0 < first["value"] < math.log(6)
 
-    def test_with_fewer_windows_than_asked(self, model: str):
-        result = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
-        again = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
-        assert "--out x holds an earlier probe run, which is kept" in sentence(again)
-        assert "The text has 6 of the 20 windows asked for." in result.stderr
-        assert "6 windows of 64 tokens" in result.stdout
-
     @pytest.mark.parametrize("content", [b"", b"  \n", b"\xff\xfe\xff"])
     def test_no_text(self, model: str, content: bytes):
         Path("none.txt").write_bytes(content)
@@ -288,38 +281,6 @@ class TestOtherModels:
         assert "backbone.layers.1.mixer.x_proj" in modules
         assert len(modules) == 1 + 3 * 2
         assert joma("probe", mamba, "--low-memory", "--map", "map.toml", "--dry-run").exit_code == 0
-
-    def test_a_family_without_a_map(self, model: str):
-        """Experts one by one, in the table from the smallest to the largest."""
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-        config = Qwen3MoeConfig(
-            vocab_size=11,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            moe_intermediate_size=12,
-            num_experts=3,
-            num_experts_per_tok=2,
-            max_position_embeddings=64,
-        )
-        Qwen3MoeForCausalLM(config).save_pretrained("moe")
-        make_tokenizer(Path("moe"))
-        found = records("moe", "--text", "text.txt", "--out", "a")
-        ranks = [record for record in found if record["metric"] == "stable_rank"]
-        assert len(ranks) == 1 + 2 * (4 + 3 * 3)
-        active = [record for record in found if record["metric"] == "mlp_inactive"]
-        assert {record["module"] for record in active} == {
-            f"model.layers.{layer}.mlp.experts.down_proj[{expert}]"
-            for layer in range(2)
-            for expert in range(3)
-        }
-        shown = joma("probe", "moe", "--text", "text.txt", "--out", "b").stdout
-        down = [it["value"] for it in ranks if "0.mlp.experts.down_proj" in it["module"]]
-        assert f"{min(down):#.4g} … {max(down):#.4g}" in shown
-        low = records("moe", "--low-memory", "--metrics", "stable_rank", "--out", "c")
-        assert sorted(it["value"] for it in low) == sorted(it["value"] for it in ranks)
 
 
 class _Poison:

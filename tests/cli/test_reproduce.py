@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from joma.experiments import Outcome, Request, Scale, Verdict
 from joma.runs import Run, RunSummary
 from tests.cli._command import joma, sentence, unwrapped
 from tests.cli.conftest import make_experiment, make_trained
-from tests.runs._failing import contents
 
 pytestmark = pytest.mark.usefixtures("trained", "gpus")
 
@@ -66,16 +64,6 @@ class TestReproduce:
         assert f"Incomplete: {Path('all/fig4')}." in result.stderr
         assert f"Continue with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
-
-    def test_an_earlier_run_is_kept(self, few_experiments):
-        joma("reproduce", "fig2", "--out", "here")
-        before = contents(Path("here"))
-        message = sentence(joma("reproduce", "fig2", "--out", "here"))
-        assert message == (
-            "joma: --out here holds an earlier fig2 run, which is kept; give another folder, such "
-            "as here-2"
-        )
-        assert contents(Path("here")) == before
 
     def test_one_that_was_stopped_is_started_over(self, few_experiments):
         whole = few_experiments["fig2"]
@@ -195,11 +183,6 @@ class TestRequests:
         joma("reproduce", "fig2", "table1", "--out", "both")
         assert Run.open("both/fig2").environment["device"] == "cpu"
         assert Run.open("both/table1").environment["device"] == "cuda"
-
-    def test_torch_is_not_asked_without_need(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
-        assert joma("reproduce", "fig2", "--out", "a").exit_code == 0
-        assert joma("reproduce", "table1", "--device", "cpu", "--out", "b").exit_code == 0
 
     @pytest.mark.parametrize(
         ("line", "expected"),
