@@ -245,8 +245,8 @@ def _put_losses(one: "Run", two: "Run", names: tuple[str, str], parted_at: int |
 def _put_ends(names: tuple[str, str], ends: dict[str, tuple[float | None, float | None]]) -> None:
     rows = []
     for name, (left, right) in ends.items():
-        known = left is not None and right is not None and math.isfinite(right - left)
-        rows.append((name, left, right, f"{right - left:+.3g}" if known else None))
+        gap = math.nan if left is None or right is None else right - left
+        rows.append((name, left, right, f"{gap:+.3g}" if math.isfinite(gap) else None))
     _render.say("\nEnd values, each the mean over layers")
     _render.put(_render.table(("metric", *names, "difference"), rows))
 
