@@ -1,18 +1,24 @@
-"""What all commands have in common: help, wrong command lines, errors, output of any width."""
+"""What all commands have in common: help, wrong command lines, errors, streams, names, locks."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from joma import experiments
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, ChoiceOption
+from joma.runs import Run
 from tests.cli._command import joma, sentence, unwrapped
+from tests.models.tiny import tiny
 
 COMMANDS = (
     *("train", "probe", "superposition", "generate", "memory", "report", "serve", "laboratory"),
@@ -75,13 +81,6 @@ def test_reproduce_help_names_what_the_experiments_declare():
             assert option.help in text
             if isinstance(option, ChoiceOption):
                 assert all(word in text for word in option.choices)
-
-
-def test_reproduce_lists_the_experiments():
-    lines = joma("reproduce", "--list").stdout.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == list(EXPERIMENTS)
-    (record,) = json.loads(joma("reproduce", "fig6", "--list", "--json").stdout)
-    assert (record["name"], record["title"]) == ("fig6", EXPERIMENTS["fig6"].title)
 
 
 def test_what_has_no_effect_on_a_list_is_said(few_claims):
@@ -156,17 +155,11 @@ class TestWhoseMistake:
         monkeypatch.setenv("JOMA_DEBUG", "0")
         assert "Traceback" not in fail(error).stderr
 
-    def test_a_message_cannot_act_on_the_terminal(self, fail):
-        line = sentence(fail(JomaError("tensor \x1b[2J\x07" + "x" * 5000)))
-        assert line.isprintable()
-        assert r"\x1b[2J" in line
-        assert len(line) < 1000
-
 
 def test_a_worker_that_was_killed_gets_a_sentence(tmp_path):
     """Experiments are made in processes of their own, one of which ends at once."""
-    code = "import os, joma.experiments.claims as claims\n"
-    code += "claims.check = lambda *_: os._exit(9)\n"
+    code = "import os\nfrom joma.experiments import Experiment\n"
+    code += "Experiment.reproduce = lambda *_: os._exit(9)\n"
     code += "import sys; sys.argv = ['joma', 'demo', '--out', 'd']\n"
     code += "if __name__ == '__main__':\n    from joma.cli import main\n    main()\n"
     script = tmp_path / "killed.py"
@@ -192,14 +185,6 @@ class TestStreams:
         assert done.returncode == 2
         assert ("whole number" in done.stderr) == ("2>&-" not in closed)
 
-    def test_nothing_is_printed_into_a_file(self, tmp_path):
-        """A file that is opened may otherwise take the number of a closed stream."""
-        done = self.run(f"verify --claim lemma8 --out {tmp_path}/kept", "<&- >&- 2>&-")
-        assert done.returncode == 0
-        files = list((tmp_path / "kept").rglob("*.json"))
-        assert files
-        assert not any("derived ≤ tolerance" in path.read_text() for path in files)
-
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
     @pytest.mark.parametrize(
         ("words", "stream"), [("--help", "> /dev/full"), ("verify --seed x", "2> /dev/full")]
@@ -224,14 +209,6 @@ def test_a_process_of_torchrun_ends_with_the_same_code_and_words(arguments: list
     assert (alone.stdout, alone.stderr) == (one_of_two.stdout, one_of_two.stderr)
 
 
-def test_demo_leaves_out_what_needs_a_package_that_is_missing(monkeypatch, few_claims):
-    monkeypatch.setattr(experiments, "EXPERIMENTS", {"fig4": experiments.EXPERIMENTS["fig4"]})
-    result = joma("demo", "--jobs", "1", "--out", "tour")
-    assert result.exit_code == 0
-    assert "Left out: the training needs transformers" in unwrapped(result.stdout)
-    assert not os.path.exists("tour/training")
-
-
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="trains one of its models")
 def test_demo_shows_what_the_monitor_found_in_sixty_lines(monkeypatch, tmp_path):
@@ -249,3 +226,118 @@ def test_demo_shows_what_the_monitor_found_in_sixty_lines(monkeypatch, tmp_path)
     assert lines[-1] == f"The runs in the browser: joma serve {folder}"
     assert lines[-2] == f"Report of the training: {folder / 'report.html'}"
     assert "<!doctype html>" in (folder / "report.html").read_text(encoding="utf-8").lower()
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
+
+
+def test_a_tensors_name_does_not_reach_the_terminal(tmp_path):
+    folder = tmp_path / "model"
+    tiny("llama").save_pretrained(folder)
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    state[f"model.layers.0.{ESCAPES}.weight"] = state["model.norm.weight"].clone()
+    save_file(state, path, metadata={"format": "pt"})
+    ended = joma("probe", str(folder), "--tokenizer", "bytes")
+    assert ended.exit_code == 2
+    assert "does not mention" in ended.stderr
+    assert not {"\x1b", "\x07", "\x9b"} & set(ended.output)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["probe", "\udcff\x1b[2J"],
+        ["probe", "\udcff", "--dry-run"],
+        ["series", "verify", "\udcff"],
+        ["runs", "show", "\udcff"],
+        ["probe", "model", "--text", "\udcff"],
+    ],
+)
+def test_names_that_are_no_text_are_named(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _check_named(joma(*words))
+
+
+def _check_named(ended):
+    assert ended.exit_code == 2
+    assert "surrogates" not in ended.stderr
+    assert "\x1b" not in ended.stderr
+    assert "udcff" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["nope", "no/such-model", "./nope"])
+def test_a_model_that_is_not_there_is_refused_by_a_dry_run(name, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    dry, wet = (joma("probe", name, *more) for more in (["--dry-run"], []))
+    assert (dry.exit_code, wet.exit_code) == (2, 2)
+    assert dry.stderr == wet.stderr
+    assert "nope" in dry.stderr or "no/such-model" in dry.stderr
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(tmp_path):
+    folder = tmp_path / "model"
+    tiny("llama").save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for change, message in (
+        ({"intermediate_size": 41}, "should have"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers above"),
+        ({"model_type": "nobody"}, "transformers knows"),
+        ({}, "has no tokenizer"),
+    ):
+        path.write_text(json.dumps(config | change))
+        for more in (["--dry-run"], []):
+            ended = joma("probe", str(folder), *more)
+            assert ended.exit_code == 2
+            assert message in ended.stderr
+
+
+@pytest.mark.usefixtures("few_claims", "trained", "gpus")
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+class TestTwoProcesses:
+    HOLDING = """
+import sys
+from joma.runs import Run
+with Run.open(sys.argv[1]).locked():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+    @pytest.fixture
+    def locked_by_another(self) -> Iterator[Callable[[Path], None]]:
+        with contextlib.ExitStack() as processes:
+
+            def hold(folder: Path) -> None:
+                process = processes.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-c", self.HOLDING, str(folder)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+                processes.callback(process.kill)  # before it is waited for
+                assert process.stdout is not None
+                assert process.stdout.readline() == "locked\n"
+
+            yield hold
+
+    @pytest.mark.parametrize(
+        "line", ["reproduce table1 --out here", "reproduce fig2 --out here", "demo --out here"]
+    )
+    def test_the_second_gets_one_sentence_and_changes_nothing(self, locked_by_another, line: str):
+        name = line.split()[1] if "reproduce" in line else "demo"
+        arguments = [*line.split(), *(["--jobs", "1"] if name == "demo" else [])]
+        assert joma(*arguments).exit_code in (0, 1)
+        Run.open("here").write_json("outcome", {"status": "running"})
+        before = {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()}
+        locked_by_another(Path("here"))
+        message = sentence(joma(*arguments))
+        assert message.startswith("joma: run folder here is in use by another process")
+        assert before == {
+            path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()
+        }

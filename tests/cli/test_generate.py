@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 
@@ -64,12 +63,6 @@ class TestText:
         # A limit that is never reached changes nothing.
         for cache in ("window:n=60", "heavy-hitter:heavy=30,recent=30", "streaming:window=60"):
             assert record("--cache", cache, "--no-compare")["text"].split() == expected.split()
-
-    def test_chunks_do_not_change_what_positions_decide(self):
-        whole = record("--cache", "streaming:window=8,sinks=2", "--no-compare")["text"]
-        parts = record("--cache", "streaming:window=8,sinks=2", "--no-compare", "--chunk", "7")
-        assert parts["text"] == whole
-        assert whole != record("--no-compare")["text"]
 
     def test_samples_follow_from_the_seed(self):
         drawn = [
@@ -147,29 +140,6 @@ class TestTable:
         assert "times" not in result.stderr  # no speed was measured
         named = record("--sweep", "8", "--cache", "random", "--cache", "window", rounds="0")
         assert [row["policy"] for row in named["caches"]] == ["full", "random", "window"]
-
-    def test_names_break_between_arguments_in_a_narrow_window(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "80")
-        said = generate("--cache", "heavy-hitter:heavy=6,recent=6,score=mean").stderr
-        lines = [line.split() for line in said.splitlines()]
-        begins = [line[0] for line in lines if line]
-        at = begins.index("heavy-hitter:")
-        assert begins[at : at + 4] == ["heavy-hitter:", "heavy=6,", "recent=6,", "score=mean"]
-        assert all(len(line) <= 80 for line in said.splitlines() if "Run folder" not in line)
-
-    def test_budgets_of_layers(self):
-        found = record("--budget", "mass:25%", rounds="0")["caches"][1]
-        assert (found["cache"], found["keys"]) == ("heavy-hitter:mass=14", 14.0)
-        plain = record("--budget", "25%", rounds="0")["caches"][1]
-        assert plain["cache"] == "heavy-hitter:heavy=7,recent=7"
-
-    @pytest.mark.parametrize("rule", ["auto", "mass", "entropy"])
-    def test_budgets_of_layers_may_exceed_the_prompt(self, rule):
-        """Attention is measured on the prompt; the text that the cache reads is longer."""
-        options = ("--budget", f"{rule}:60", "--max-new-tokens", "100", "--scored", "0")
-        found = record(*options, rounds="0")
-        assert found["prompt_tokens"] < 60
-        assert found["caches"][1]["keys"] == 60.0
 
     def test_a_short_prompt_is_not_scored(self):
         found = record("--cache", "window:n=4", rounds="0", prompt="the cat runs")
@@ -253,15 +223,6 @@ class TestRefused:
         assert words in sentence(generate(*arguments))
         assert not Path("runs").exists()
 
-    def test_before_the_model_is_read(self):
-        said = sentence(joma("generate", "no-such-model", "--prompt", "x", "--cache", "window"))
-        assert "--cache must be written window:n=N" in said
-
-    def test_no_prompt(self):
-        assert "got neither" in sentence(joma("generate", "model"))
-        assert "at least one token" in sentence(joma("generate", "model", "--prompt", ""))
-        assert "which is none" in sentence(joma("generate", "model", "--prompt-file", "no.txt"))
-
     def test_learned_positions_end(self):
         import transformers
 
@@ -276,40 +237,11 @@ class TestRefused:
         assert "--max-new-tokens may be 8 at most" in said
         assert joma(*given, "--max-new-tokens", "8", "--rounds", "0").exit_code == 0
 
-    def test_a_model_without_a_head(self):
-        import transformers
-
-        config = transformers.LlamaConfig(
-            vocab_size=11,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
-        with torch.random.fork_rng():
-            transformers.LlamaModel(config).save_pretrained("body")
-        make_tokenizer(Path("body"))
-        said = sentence(joma("generate", "body", "--prompt", "the cat"))
-        assert "cannot continue a text" in said
-
     def test_help_names_what_there_is(self):
         from joma.inference.policies import POLICIES, usage
 
         result = joma("generate", "any", "--cache", "help")
         assert result.stdout.split() == list(map(usage, POLICIES))
-
-
-@pytest.mark.slow
-def test_a_real_chat_model():
-    folder = os.environ.get("JOMA_MODELS")
-    path = Path(folder or "", "SmolLM2-135M-Instruct.Q4_1.gguf")
-    if folder is None or not path.is_file():
-        pytest.skip("JOMA_MODELS names no folder with SmolLM2-135M-Instruct.Q4_1.gguf")
-    asked = ("--prompt", "What is the capital of France?", "--chat", "--max-new-tokens", "24")
-    result = joma("generate", str(path), *asked, "--cache", "heavy-hitter", "--budget", "50%")
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.strip() == "The capital of France is Paris."
-    assert "heavy-hitter:heavy=16,recent=15 holds" in result.stderr
 
 
 def test_a_model_that_no_cache_can_serve():

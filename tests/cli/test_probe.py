@@ -100,12 +100,6 @@ class TestNumbers:
             whole, key=lambda r: r["metric"] == "stable_rank"
         )
 
-    def test_text_through_a_pipe(self, model: str):
-        expected = records(model, "--text", "text.txt")
-        line = ["probe", model, "--text", "-", "--json"]
-        result = joma(*line, input=TEXT)
-        assert json.loads(result.stdout) == expected
-
 
 class TestRunFolder:
     def test_what_is_left(self, model: str):
@@ -136,15 +130,6 @@ class TestRunFolder:
         assert plan["metrics"] == ["embedding_overlap", "stable_rank"]
         assert not Path("runs").exists()
 
-    def test_ctrl_c(self, model: str, monkeypatch):
-        def interrupt(*_, **__):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("joma.analysis.probing.probe", interrupt)
-        result = joma("probe", model, "--text", "text.txt", "--out", "here")
-        assert result.exit_code == 130
-        assert "Interrupted. Nothing was saved." in result.stderr
-
 
 class TestShortTexts:
     def test_are_read_whole_with_a_note(self, model: str):
@@ -154,20 +139,6 @@ class TestShortTexts:
         assert "The text has 6 tokens, less than a window of 64: it is read whole." in result.stderr
         first = json.loads(result.stdout)[0]
         assert 0 < first["value"] < math.log(6)
-
-    def test_with_fewer_windows_than_asked(self, model: str):
-        result = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
-        again = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
-        assert "--out x holds an earlier probe run, which is kept" in sentence(again)
-        assert "The text has 6 of the 20 windows asked for." in result.stderr
-        assert "6 windows of 64 tokens" in result.stdout
-
-    def test_longer_windows_are_refused(self, model: str):
-        Path("short.txt").write_text("the cat runs and then sleeps")
-        message = sentence(joma("probe", model, "--text", "short.txt", "--window", "32"))
-        assert message == (
-            "joma: --window must be at most 6, as many tokens as the text has, got 32"
-        )
 
     @pytest.mark.parametrize("content", [b"", b"  \n", b"\xff\xfe\xff"])
     def test_no_text(self, model: str, content: bytes):
@@ -193,12 +164,6 @@ class TestDamage:
         message = self.refused(model, "--text", "text.txt", "--tokenizer", "other", *plan)
         assert "the tokenizer is not that of model" in message
         assert f"embeddings for {len(WORDS) + 1}" in message
-
-    @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
-    def test_no_tokenizer(self, model: str, plan: list[str]):
-        Path(model, "tokenizer.json").unlink()
-        Path(model, "tokenizer_config.json").unlink()
-        assert "--tokenizer" in self.refused(model, "--text", "text.txt", *plan)
 
     @HOW
     def test_a_pickle_that_wants_to_run_is_not_run(self, model: str, how: list[str]):
@@ -316,44 +281,6 @@ class TestOtherModels:
         assert "backbone.layers.1.mixer.x_proj" in modules
         assert len(modules) == 1 + 3 * 2
         assert joma("probe", mamba, "--low-memory", "--map", "map.toml", "--dry-run").exit_code == 0
-
-    def test_a_map_of_another_model(self, model: str):
-        Path("map.toml").write_text(MAP)
-        for plan in ([], ["--dry-run"]):
-            message = sentence(joma("probe", model, "--low-memory", "--map", "map.toml", *plan))
-            assert "no parameter is named as the map of map has it" in message
-
-    def test_a_family_without_a_map(self, model: str):
-        """Experts one by one, in the table from the smallest to the largest."""
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-        config = Qwen3MoeConfig(
-            vocab_size=11,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            moe_intermediate_size=12,
-            num_experts=3,
-            num_experts_per_tok=2,
-            max_position_embeddings=64,
-        )
-        Qwen3MoeForCausalLM(config).save_pretrained("moe")
-        make_tokenizer(Path("moe"))
-        found = records("moe", "--text", "text.txt", "--out", "a")
-        ranks = [record for record in found if record["metric"] == "stable_rank"]
-        assert len(ranks) == 1 + 2 * (4 + 3 * 3)
-        active = [record for record in found if record["metric"] == "mlp_inactive"]
-        assert {record["module"] for record in active} == {
-            f"model.layers.{layer}.mlp.experts.down_proj[{expert}]"
-            for layer in range(2)
-            for expert in range(3)
-        }
-        shown = joma("probe", "moe", "--text", "text.txt", "--out", "b").stdout
-        down = [it["value"] for it in ranks if "0.mlp.experts.down_proj" in it["module"]]
-        assert f"{min(down):#.4g} … {max(down):#.4g}" in shown
-        low = records("moe", "--low-memory", "--metrics", "stable_rank", "--out", "c")
-        assert sorted(it["value"] for it in low) == sorted(it["value"] for it in ranks)
 
 
 class _Poison:

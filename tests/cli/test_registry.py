@@ -77,20 +77,6 @@ def test_an_experiment_is_one_file(joma_with_another):
     assert Path("run/tables/nothing.parquet").is_file()
 
 
-@pytest.mark.parametrize(
-    "words", [["reproduce", "--list"], ["verify", "--list"], ["reproduce", "--help"]]
-)
-def test_lists_import_nothing_heavy(words: list[str]):
-    code = (
-        f"import sys; sys.argv[1:] = {words!r}\n"
-        "from joma.cli import main\n"
-        "try:\n    main()\n"
-        f"finally:\n    assert not {{*{HEAVY!r}}} & {{*sys.modules}}, sorted(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_list_of_claims_is_that_of_the_claims():
     assert [tuple(one) for one in list_claims()] == [
         (claim.id, claim.title, claim.source) for claim in CLAIMS

@@ -1,16 +1,17 @@
 """`joma reproduce` and `joma demo`: what they print, what they write and how they exit."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from joma.experiments import Outcome, Request, Scale, Verdict
 from joma.runs import Run, RunSummary
-from tests.cli._command import joma, sentence
-from tests.cli.conftest import make_experiment
-from tests.cli.test_trained import interrupt
-from tests.runs._failing import contents
+from tests.cli._command import joma, sentence, unwrapped
+from tests.cli.conftest import make_experiment, make_trained
+
+pytestmark = pytest.mark.usefixtures("trained", "gpus")
 
 
 @pytest.mark.usefixtures("few_experiments")
@@ -39,19 +40,6 @@ class TestReproduce:
         ]
         assert Run.open("all/fig9").read_json("outcome")["verdict"] == "differs"
 
-    @pytest.mark.parametrize("verdict", [Verdict.NOT_COMPARABLE, Verdict.INCOMPLETE])
-    def test_what_decides_nothing_exits_with_0(self, few_experiments, verdict: Verdict):
-        few_experiments["fig9"] = make_experiment("fig9", verdict)
-        result = joma("reproduce", "fig9", "--out", "here")
-        assert result.exit_code == 0
-        assert f"seen with seed 0.  {verdict}" in result.stdout
-        listed = joma("runs", "list", ".")
-        assert verdict.value.split()[0] in listed.stdout
-
-    def test_out_is_the_folder_of_a_single_one(self):
-        assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
-        assert Run.open("here").tables == ["curve"]
-
     def test_dry_run_makes_nothing(self):
         result = joma("reproduce", "fig2", "fig4", "--out", "all", "--dry-run")
         assert result.exit_code == 0
@@ -76,16 +64,6 @@ class TestReproduce:
         assert f"Incomplete: {Path('all/fig4')}." in result.stderr
         assert f"Continue with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
-
-    def test_an_earlier_run_is_kept(self, few_experiments):
-        joma("reproduce", "fig2", "--out", "here")
-        before = contents(Path("here"))
-        message = sentence(joma("reproduce", "fig2", "--out", "here"))
-        assert message == (
-            "joma: --out here holds an earlier fig2 run, which is kept; give another folder, such "
-            "as here-2"
-        )
-        assert contents(Path("here")) == before
 
     def test_one_that_was_stopped_is_started_over(self, few_experiments):
         whole = few_experiments["fig2"]
@@ -174,3 +152,223 @@ class TestDemo:
             "agrees",
             "differs",
         ]
+
+
+def interrupt(run: Run, _: Request) -> Outcome:
+    run.write_table("begun", {"value": [1.0]})
+    raise KeyboardInterrupt
+
+
+class TestRequests:
+    def test_defaults(self):
+        result = joma("reproduce", "table1", "--out", "here", "--json")
+        assert result.exit_code == 0
+        (record,) = json.loads(result.stdout)
+        assert record["finding"] == "trained small cpu."
+        assert record["scale"] == "small"
+        assert record["options"] == {"learning-rate": 1e-5, "hidden": 4096}
+        assert record["device"] == "cpu"
+        assert Run.open("here").config == {
+            "name": "table1",
+            "seed": 0,
+            "scale": "small",
+            "options": {"learning-rate": 1e-5, "hidden": 4096},
+        }
+
+    @pytest.mark.parametrize("device", ["auto", "cuda"])
+    def test_a_gpu_is_used_by_what_trains(self, gpus, device: str):
+        gpus.append("H200")
+        joma("reproduce", "table1", "--device", device, "--out", "here")
+        assert Run.open("here").environment["device"] == "cuda"
+        joma("reproduce", "fig2", "table1", "--out", "both")
+        assert Run.open("both/fig2").environment["device"] == "cpu"
+        assert Run.open("both/table1").environment["device"] == "cuda"
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("fig2 --scale tiny", "--scale must not be given for fig2, which has no scales"),
+            ("table1 fig2 --scale tiny", "--scale must not be given for fig2"),
+            ("fig2 --learning-rate .1", "--learning-rate must not be given for fig2"),
+            ("fig2 --hidden 4", "--hidden must not be given for fig2, which has no options, got 4"),
+            ("fig2 --group C20", "--group must not be given for fig2, which has no groups"),
+            ("table1 --scale big", "--scale must be one of tiny, small, full for table1, got 'big"),
+            ("table1 --group C7", "--group must be one of C20, C30, C50 for table1, got 'C7'"),
+            ("table1 --device cuda", "--device must be cpu or auto where torch sees no GPU"),
+            ("fig2 --device cuda", "--device must be cpu for fig2"),
+            ("table1 --device gpu", "it must be auto, cpu, cuda, not 'gpu'"),
+            ("table1 --learning-rate 0", "it must be a positive number, not '0'"),
+            ("table1 --learning-rate nan", "it must be a positive number, not 'nan'"),
+            ("table1 --learning-rate fast", "it must be a positive number, not 'fast'"),
+            ("table1 --hidden 0", "it must be a whole number from 1 on"),
+            ("table1 --hidden 2.5", "it must be a whole number from 1 on"),
+        ],
+    )
+    def test_bad_combinations_get_one_sentence_before_anything_runs(self, line, expected: str):
+        assert expected in sentence(joma("reproduce", *line.split(), "--out", "here"))
+        assert not Path("here").exists()
+
+
+class TestGoingOn:
+    def test_the_same_command_finds_what_it_left(self, few_experiments):
+        seen: list[list[str]] = []
+
+        def train(run: Run, request: Request) -> Outcome:
+            seen.append(run.tables)
+            run.write_table("-".join(request.groups), {"value": [1.0]})
+            return Outcome(Verdict.AGREES, "f.")
+
+        few_experiments["table1"] = make_trained("table1", train)
+        for group in ("C20", "C30"):
+            joma("reproduce", "table1", "--group", group, "--device", "cpu", "--out", "here")
+        assert seen == [[], ["C20"]]
+        assert Run.open("here").read_json("outcome")["status"] == "done"
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            (["--seed", "1"], "(seed 0, not 1)"),
+            (["--scale", "tiny"], "(scale small, not tiny)"),
+            (["--hidden", "400"], "(options.hidden 4096, not 400)"),
+        ],
+    )
+    @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+    def test_other_settings_are_refused_before_anything_runs(self, flags, expected, dry_run):
+        joma("reproduce", "table1", "--out", "all/table1")
+        before = Path("all/table1/config.json").read_bytes()
+        line = sentence(
+            joma("reproduce", "table1", *flags, *dry_run, "--out", str(Path("all/table1")))
+        )
+        assert f"--out {Path('all/table1')} holds a table1 run with other settings" in line
+        assert expected in line
+        assert Path("all/table1/config.json").read_bytes() == before
+
+    def test_ctrl_c_says_how_to_go_on_in_the_default_folder(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", interrupt)
+        flags = "--scale tiny --device cpu --learning-rate 0.0001 --hidden 400 --group C30 --seed 3"
+        result = joma("reproduce", "table1", *flags.split(), "--json")
+        assert result.exit_code == 130
+        (folder,) = Path("runs").iterdir()
+        command = f"joma reproduce table1 {flags} --json --out {folder}"
+        assert result.stderr.splitlines()[-1] == f"Continue with: {command}"
+        assert Run.open(folder).read_json("outcome") == {"status": "interrupted"}
+        few_experiments["table1"] = make_trained("table1")
+        assert joma(*command.split()[1:]).exit_code == 0
+        assert Run.open(folder).tables == ["begun", "curve"]
+
+    def test_sigterm_is_answered_as_ctrl_c_is(self, few_experiments):
+        def terminated(run: Run, _: Request) -> Outcome:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # does not disturb what is being saved
+                run.write_table("begun", {"value": [1.0]})
+            raise AssertionError("unreachable")
+
+        before = signal.getsignal(signal.SIGTERM)
+        whole = few_experiments["table1"]
+        few_experiments["table1"] = make_trained("table1", terminated)
+        result = joma("reproduce", "table1", "--out", "here")
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert result.exit_code == 143
+        assert "Terminated. Incomplete: here." in result.stderr
+        line = result.stderr.splitlines()[-1]
+        assert line == "Continue with: joma reproduce table1 --out here"
+        assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
+        assert Run.open("here").tables == ["begun"]
+        few_experiments["table1"] = whole
+        assert joma(*line.removeprefix("Continue with: joma ").split()).exit_code == 0
+
+
+class TestFullDisk:
+    @staticmethod
+    def full(run: Run, _: Request) -> Outcome:
+        raise OSError(28, "No space left on device", str(run.path / "metrics" / "part-0"))
+
+    def test_one_sentence_says_how_to_go_on(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", self.full)
+        line = sentence(joma("reproduce", "table1", "--scale", "tiny"))
+        (folder,) = Path("runs").iterdir()
+        assert line == (
+            f"joma: table1 stopped, {folder / 'metrics' / 'part-0'}: No space left on device; "
+            f"when that is fixed, resume with `joma reproduce table1 --scale tiny --out {folder}`"
+        )
+        assert Run.open(folder).read_json("outcome") == {"status": "failed"}
+
+
+class TestTable:
+    ROWS = (
+        {"C": 20, "latents": "(10, 20)", "published s=1": ".81 ± .05", "ours s=1": 0.8341234},
+        {"C": 50, "latents": "(20, 30)", "published s=1": ".61 ± .04", "ours s=1": float("nan")},
+    )
+
+    @pytest.fixture(autouse=True)
+    def with_table(self, few_experiments, trained):
+        import numpy as np
+
+        rows = [{**row, "nodes": np.int64(4096)} for row in self.ROWS]
+        outcome = Outcome(
+            Verdict.AGREES, "f.", rows, ("Training adds ρ ≤ .1.", "And no more. " * 20)
+        )
+        few_experiments["table1"] = make_trained("table1", lambda *_: outcome)
+
+    def test_json(self):
+        (record,) = json.loads(joma("reproduce", "table1", "--json").stdout)
+        assert record["table"][0] == {**self.ROWS[0], "nodes": 4096}
+        assert record["table"][1]["ours s=1"] is None
+        assert record["paragraphs"][0] == "Training adds ρ ≤ .1."
+
+    def test_wide(self):
+        lines = joma("reproduce", "table1").stdout.splitlines()
+        cells = [line.split() for line in lines]
+        assert ["20", "(10,", "20)", ".81", "±", ".05", "0.8341", "4096"] in cells
+        assert ["50", "(20,", "30)", ".61", "±", ".04", "–", "4096"] in cells
+        assert "  Training adds ρ ≤ .1." in lines
+        assert all(line == line.rstrip() for line in lines)
+
+    @pytest.mark.parametrize("columns", [12, 30, 40, 60, 100])
+    def test_no_number_is_broken(self, monkeypatch, columns: int):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = joma("reproduce", "table1", "--out", "x")
+        shown = result.stdout.split("agrees")[1]
+        assert all(text in shown for text in ("0.8341", "4096"))
+        if columns >= 30:
+            assert ".81 ± .05" in shown
+            assert max(map(len, result.stdout.splitlines())) <= columns
+
+
+def plan(*arguments: str) -> dict:
+    (found,) = json.loads(joma("reproduce", "table1", *arguments, "--dry-run", "--json").stdout)
+    return found
+
+
+def test_every_scale_the_device_and_the_groups():
+    result = joma("reproduce", "table1", "--group", "C30", "--out", "here", "--dry-run")
+    for line in (
+        "table1 → here",
+        "  scale: small",
+        "  scales: tiny about 3 s, on 2 CPU cores, memory 1 GB",
+        "  scales: full about 50 min, on an H200, memory 20 GB",
+        "  device: cpu",
+        "  options: learning-rate 1e-05",
+        "  groups: C30",
+    ):
+        assert line in result.stdout.splitlines()
+    assert not Path("here").exists()
+
+
+def test_a_part_of_the_work_takes_a_part_of_the_time():
+    found = plan("--group", "C20", "--group", "C50")
+    assert found["about_seconds"] == 240 * 2 / 3
+    assert found["scales"]["full"]["about_seconds"] == 9000 * 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("scale", "found", "warned"),
+    [("full", [], True), ("small", [], False), ("full", ["H200"], False)],
+)
+def test_work_for_a_gpu_is_warned_of_on_a_cpu_and_goes_on(gpus, scale, found, warned: bool):
+    gpus.extend(found)
+    result = joma("reproduce", "table1", "--scale", scale)
+    assert result.exit_code == 0
+    assert ("may take days: --dry-run says" in unwrapped(result.stderr)) == warned

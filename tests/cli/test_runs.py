@@ -32,13 +32,6 @@ class TestRuns:
         assert sentence(joma("runs", "list", "nowhere")) == "joma: DIR nowhere does not exist"
         assert "is not a folder" in sentence(joma("runs", "list", "runs/one/config.json"))
 
-    def test_list_before_the_first_run(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path / "runs")
-        result = joma("runs", "list")
-        assert result.exit_code == 0
-        assert result.stdout == "No runs in ./runs yet.\n"
-        assert json.loads(joma("runs", "list", "--json").stdout) == []
-
     def test_show(self):
         result = joma("runs", "show", "runs/one")
         assert "1 rows: value" in result.stdout
@@ -105,37 +98,21 @@ class TestMetrics:
         record = json.loads(joma("runs", "show", "watched", "--json").stdout)
         assert record["findings"] == {"findings": [found], "not_judged": missing}
 
-    def test_the_same_numbers_at_another_time_in_another_order(self):
-        logged("one", [1.0, 0.5])
-        logged("two", [1.0, 0.5], order=("ncorr", "loss"))
-        assert "metrics: equal" in joma("runs", "compare", "one", "two").stdout
-
     def test_a_loss_that_is_not_finite_is_never_better(self):
         logged("one", [1.0, float("nan")], order=("loss",))
         logged("two", [1.0, 0.75, 0.5], (0, 100, 200), order=("loss",))
         text = joma("runs", "compare", "one", "two").stdout
         assert "The runs end at different steps, 100 and 200." in text
         assert text.splitlines()[-1].split()[:2] == ["loss", "nan"]
-        assert text.splitlines()[-1].split()[-1] == "two"
 
     def test_other_numbers(self):
         logged("one", [1.0, 0.5], order=("loss",))
         logged("two", [1.0, 0.75], order=("loss",))
         text = joma("runs", "compare", "one", "two").stdout
         assert "Losses first differ by more than 2% at step 100." in text
-        assert text.splitlines()[-1].split() == ["loss", "1.25", "1.375", "+0.125", "one"]
+        assert text.splitlines()[-1].split() == ["loss", "1.25", "1.375", "+0.125"]
         record = json.loads(joma("runs", "compare", "one", "two", "--json").stdout)
         assert record["metrics"] == {"equal": False, "largest": {"loss": 0.25, "loss bound": 0.0}}
-
-    def test_other_steps(self):
-        logged("one", [1.0, 0.5])
-        logged("two", [1.0, 0.5], steps=(0, 200))
-        text = joma("runs", "compare", "one", "two").stdout
-        assert "The runs did not log the same steps, names or members." in text
-        assert "Equal at the end: loss, ncorr" in text
-        logged("three", [1.0], steps=(0,))
-        record = json.loads(joma("runs", "compare", "one", "three", "--json").stdout)
-        assert record["metrics"] == {"equal": False, "largest": {}}
 
 
 class TestMonitored:
@@ -218,9 +195,9 @@ class TestMonitored:
         lines = [line.split() for line in text.splitlines()]
         assert ["config", "optimizer.lr", "0", "1"] in lines
         assert ["state", "ended", "died"] in lines
-        assert ["loss", "1", "2", "+1", "ended"] in lines
+        assert ["loss", "1", "2", "+1"] in lines
+        assert ["attention_entropy", "1.5", "1.5", "+0"] in lines
         assert "Losses first differ by more than 2% at step 3." in text
-        assert "Equal at the end: attention_entropy" in text
         record = json.loads(joma("runs", "compare", "runs/ended", "runs/diverged", "--json").stdout)
         assert record["losses_part_at"] == 3
         assert record["ends"]["loss"] == [1.0, None]

@@ -5,8 +5,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,12 +96,6 @@ class TestVerify:
         assert result.exit_code == 1
         assert json.loads(result.stdout)["bad_steps"] == bad
 
-    def test_folders_one_by_one(self, series):
-        folders = [f"training/step{step}" for step in (0, 200, 77)]
-        result = run_joma("series", "verify", *folders)
-        assert result.exit_code == 1
-        assert "Step 77 is missing: there is no folder training/step77." in result.stdout
-
     @pytest.mark.parametrize(
         ("names", "message"),
         [
@@ -186,18 +178,6 @@ class TestProbe:
         assert probe().exit_code == 0
         assert len(measured) == 3
 
-    def test_a_tokenizer_given_decides_instead_of_theirs(self, series, measured):
-        for step in STEPS[2:]:
-            shutil.rmtree(series / f"step{step}")
-        make_tokenizer(Path("other"))
-        assert probe("--tokenizer", "other").exit_code == 0
-        make_tokenizer(series / "step100", reversed(WORDS))
-        assert probe("--tokenizer", "other").exit_code == 0
-        assert len(measured) == 2
-        make_tokenizer(Path("other"), reversed(WORDS))
-        assert probe("--tokenizer", "other").exit_code == 0
-        assert len(measured) == 4
-
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_interrupted(self, series, measured, monkeypatch, number: signal.Signals, code: int):
         watched = joma.analysis.series.measure
@@ -238,27 +218,6 @@ class TestProbe:
         assert "Step 200 cannot be read" in result.stdout
         assert "5 measured" in result.stdout
 
-    def test_a_tokenizer_that_is_none_of_theirs(self, series):
-        make_tokenizer(Path("other"), above=500)
-        message = sentence(probe("--tokenizer", "other"))
-        assert "nothing of training could be measured" in message
-        assert "the tokenizer is not that of training/step0" in message
-
-    def test_weights_alone(self, series):
-        result = run_joma("probe", "--series", "training", "--low-memory", "--out", "here")
-        assert result.exit_code == 0, result.stderr
-        assert sorted(set(Run.open("here").metrics.read()["name"])) == [
-            "embedding_overlap",
-            "stable_rank",
-        ]
-        assert Run.open("here").figures
-
-    def test_dry_run(self, series):
-        result = run_joma("probe", "--series", "training", "--dry-run")
-        assert result.exit_code == 0, result.stderr
-        assert "  done: none\n" in result.stdout
-        assert not Path("runs").exists()
-
     def test_bad_input(self, series):
         make_model(Path("model"))
         message = sentence(run_joma("probe", "model", "--series", "training"))
@@ -285,34 +244,6 @@ class TestProbe:
         result = run_joma("series", "verify", f"some/model@{revisions}")
         assert result.exit_code == 1
         assert "Step 150 is missing: some/model has no revision 'step150'." in result.stdout
-
-
-KILLED = """
-import os, signal
-
-replace = os.replace
-
-def kill_after(source, target, **options):
-    replace(source, target, **options)
-    if os.fspath(target).endswith("step-100.json"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-os.replace = kill_after
-from joma.cli import main
-main()
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
-def test_killed(series, measured):
-    """Nothing that was finished is done again after a kill that nobody could answer."""
-    command = [sys.executable, "-c", KILLED, "probe", "--series", "training", *FLAGS]
-    process = subprocess.run([*command, "--out", "here"], stderr=subprocess.DEVNULL, check=False)
-    assert process.returncode == -signal.SIGKILL
-    finished = [step for step in STEPS if joma.analysis.series.is_done(Path("here"), step)]
-    assert 1 <= len(finished) < len(STEPS)
-    assert probe().exit_code == 0
-    assert measured == [f"training/step{step}" for step in STEPS if step not in finished]
 
 
 class _Poison:

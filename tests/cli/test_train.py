@@ -76,20 +76,6 @@ def test_a_training_and_what_reads_it():
     assert "5 measured" in probed.stdout  # 0, 1, 2, 4, 8
 
 
-def test_json_and_a_second_time():
-    command = ("train", "config.toml", "--json", "--out", "run", "--set", "monitor.off=false")
-    record = json.loads(joma(*command).stdout)
-    assert record["step"] == 8
-    assert record["begun_at"] == 0
-    assert record["series"][-1] == "run/series/step-000008"
-    assert record["validation_loss"] > 0
-    again = json.loads(joma(*command).stdout)
-    assert again["begun_at"] == 8
-    assert again["loss"] == record["loss"]
-    other = joma(*command, "--set", "training.seed=1")
-    assert "training.seed 0, not 1" in sentence(other)
-
-
 def test_a_training_that_has_ended_is_made_longer():
     joma("train", "config.toml", "--out", "straight", "--set", "training.steps=12")
     joma("train", "config.toml", "--out", "run")

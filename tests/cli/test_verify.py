@@ -28,13 +28,6 @@ class TestVerify:
         assert last.startswith("3 of 3 claims hold as derived; 1 of 2 printed forms does not hold.")
         assert not Path("runs").exists()
 
-    def test_a_narrow_terminal_loses_nothing(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "80")
-        result = joma("verify")
-        for text in ("misprinted", "✗ 1.0e+00", "≤ 1.0e-06"):
-            assert text in result.stdout
-        assert max(map(len, result.stdout.splitlines())) <= 80
-
     @pytest.mark.parametrize("columns", ["80", "140"])
     def test_a_sampled_verdict_quotes_its_standard_error(
         self, monkeypatch, few_claims, columns: str
@@ -94,16 +87,6 @@ class TestVerify:
         assert len(run.read_json("verdicts")) == 3
         assert run.read_json("outcome")["status"] == "done"
         assert f"Picture: {Path('here/figures/verify.png')}" in result.stdout
-
-    def test_plot_with_json_keeps_standard_output_clean(self):
-        result = joma("verify", "--plot", "--json")
-        assert len(json.loads(result.stdout)) == 3
-        assert "Picture: runs" in result.stderr
-
-    def test_a_folder_with_other_things_is_refused(self):
-        Path("here").mkdir()
-        Path("here/file").touch()
-        assert "--out here has other things" in sentence(joma("verify", "--plot", "--out", "here"))
 
     def test_the_folder_of_another_run_is_refused(self):
         run = Run.create("fig4", {}, out="f4")

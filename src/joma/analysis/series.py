@@ -49,6 +49,10 @@ _TITLES = {
     "attention_entropy": ("Attention entropy", "nats, mean over queries and heads"),
     "stable_rank": ("Stable rank, MLP lower layer", "‖W‖² / σ₁²"),
 }
+_WORDS = {
+    "attention_entropy": ("entropy", "Attention entropy", "0.2 nats"),
+    "stable_rank": ("stable rank", "The stable rank", "10%"),
+}
 _IN_A_WORD = {  # of a step that is several, the last
     "missing": "missing",
     "unreadable": "unreadable",
@@ -355,7 +359,7 @@ def _described(
     table: list[dict[str, Any]] = [{"layer": layer} for layer in range(layers)]
     sentences = []
     for metric, values_SL in curves.items():
-        word = {"attention_entropy": "entropy", "stable_rank": "stable rank"}[metric]
+        word, what, much = _WORDS[metric]
         for row, values in zip(table, values_SL[good].T, strict=True):
             known = not np.isnan(values).all()
             at = int(np.nanargmin(values)) if known else 0
@@ -363,23 +367,16 @@ def _described(
             row[f"{word} lowest"] = f"{values[at]:.4g} (step {steps[at]})" if known else None
             row[f"{word} at {steps[-1]}"] = float(values[-1]) if known else None
         if len(good) > 2:
-            sentences.append(_in_words(metric, values_SL[good]))
+            first, last = values_SL[good[0]], values_SL[good[-1]]
+            lowest = np.nanmin(values_SL[good], axis=0)
+            ratio = metric == "stable_rank"
+            fell = first - lowest >= BOUNCE[metric] * (first if ratio else 1)
+            rose = last - lowest >= BOUNCE[metric] * (lowest if ratio else 1)
+            sentences.append(
+                f"{what} drops and bounces back, by at least {much} each way, in "
+                f"{_layers(fell & rose)}; it falls and stays low in {_layers(fell & ~rose)}."
+            )
     return table, tuple(sentences)
-
-
-def _in_words(metric: str, values_SL: NDArray[np.float64]) -> str:
-    first, lowest, last = values_SL[0], np.nanmin(values_SL, axis=0), values_SL[-1]
-    ratio = metric == "stable_rank"
-    fell = first - lowest >= BOUNCE[metric] * (first if ratio else 1)
-    rose = last - lowest >= BOUNCE[metric] * (lowest if ratio else 1)
-    what, much = {
-        "attention_entropy": ("Attention entropy", f"{BOUNCE[metric]:g} nats"),
-        "stable_rank": ("The stable rank", f"{BOUNCE[metric]:.0%}"),
-    }[metric]
-    return (
-        f"{what} drops and bounces back, by at least {much} each way, in {_layers(fell & rose)}; "
-        f"it falls and stays low in {_layers(fell & ~rose)}."
-    )
 
 
 def _layers(chosen: NDArray[np.bool_]) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._render import cell, printable
+from joma.cli._render import printable
 from joma.cli._run_folder import writing_to
 from joma.cli._runs_show import ShowRun, say_curves, styled, text_of
 from joma.errors import JomaError
@@ -243,26 +243,12 @@ def _put_losses(one: "Run", two: "Run", names: tuple[str, str], parted_at: int |
 
 
 def _put_ends(names: tuple[str, str], ends: dict[str, tuple[float | None, float | None]]) -> None:
-    rows, equal = [], []
+    rows = []
     for name, (left, right) in ends.items():
-        gap, better = None, ""
-        if left is not None and right is not None:
-            known = [math.isfinite(left), math.isfinite(right)]
-            gap = right - left if all(known) else None
-            if name in _LOWER_IS_BETTER and any(known):  # one that is not finite is never better
-                better = names[right < left] if all(known) else names[known.index(True)]
-        if gap == 0:
-            equal.append(name)
-            continue
-        signed = cell(None) if gap is None else f"{gap:+.3g}"
-        rows.append((name, left, right, signed, better))
+        gap = math.nan if left is None or right is None else right - left
+        rows.append((name, left, right, f"{gap:+.3g}" if math.isfinite(gap) else None))
     _render.say("\nEnd values, each the mean over layers")
-    if rows:
-        table = _render.table(("metric", *names, "difference", "better"), rows)
-        table.columns[4].justify = "left"
-        _render.put(table)
-    if equal:
-        _render.say(f"Equal at the end: {', '.join(equal)}")
+    _render.put(_render.table(("metric", *names, "difference"), rows))
 
 
 def _ends(one: "Run", two: "Run") -> dict[str, tuple[float | None, float | None]]:

@@ -72,6 +72,7 @@ class FitPredictors(cmd.ModelCommand):
         from joma.inference.sparsify import FitSettings
 
         start = time.perf_counter()
+        record: dict[str, Any] = {}
         names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "epochs", "seed")
         with naming_options():
             how = FitSettings(**{name: getattr(self, name) for name in names})
