@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from joma.errors import JomaError
 from joma.train.language import Config, LanguageTraining, Processes
 from tests.train._language import (
     SIZES,
@@ -146,6 +147,33 @@ def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     assert steps(fallen, 3) == steps(plain, 3)
     windows = plain.feed.at(0)
     assert fallen.compute.validation_loss(windows) == plain.compute.validation_loss(windows)
+
+
+def wrong(graph: Any, inputs: Any) -> Any:
+    """A compiler whose code multiplies what it computes."""
+
+    def run(*given: Any) -> Any:
+        return tuple(
+            1.5 * it if isinstance(it, torch.Tensor) and it.is_floating_point() else it
+            for it in graph.forward(*given)
+        )
+
+    return run
+
+
+def test_code_that_computes_something_else_is_not_used(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    plain = trainer_of(make(text))
+    monkeypatch.setattr(f"{COMPUTE}.BACKEND", wrong)
+    with pytest.raises(JomaError, match="its compiled loss is"):
+        trainer_of(make(text, training={"compile": True}))
+    monkeypatch.setattr(f"{COMPUTE}.compiles", lambda config, processes: True)
+    with caplog.at_level(logging.WARNING, "joma"):
+        fallen = trainer_of(make(text))
+    assert "its compiled loss is" in caplog.text
+    assert not fallen.compute.compiled
+    assert steps(fallen, 3) == steps(plain, 3)
 
 
 @pytest.mark.parametrize(

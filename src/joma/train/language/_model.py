@@ -41,6 +41,9 @@ _PASSES = 3
 _ATTENTION = "joma_causal_sdpa"
 """Name of an attention of transformers for which the library makes no mask."""
 
+_LOSS_APART, _GRADIENTS_APART = 0.02, 0.25
+"""Shares by which compiled losses and gradients may differ: far above rounding in bfloat16."""
+
 _RANDOM = re.compile("drop|jitter|noise")
 """In the names of rates with which modules draw random numbers: dropout, noise of a router."""
 
@@ -101,6 +104,7 @@ class Compute:
             with warnings.catch_warnings():  # of the compiler, that TF32 is off, which is meant
                 warnings.simplefilter("ignore")
                 self._compile(piece)
+                self._compare(piece)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler, of a compiler it calls, or of what is missing
@@ -168,6 +172,36 @@ class Compute:
             self.model.zero_grad()
         if self._config.validation.every:
             self.validation_loss(piece)
+
+    def _compare(self, piece: Tensor) -> None:
+        """Raise where compiled code gives another loss or other gradients than uncompiled code.
+
+        With dropout the two draw different numbers, and nothing is compared.
+        """
+        if self.drops:
+            return
+        found, gradients = float(self.backward(piece, 0, 0)), self._taken_gradients()
+        loss = self._plain(piece)
+        torch.autograd.backward(loss, self._share)
+        expected, wanted = float(loss.detach()), self._taken_gradients()
+        apart = abs(found - expected) / max(abs(expected), 1.0)
+        norms = [
+            torch.stack([one.float().norm() for one in several]).norm()
+            for several in ([a - b for a, b in zip(gradients, wanted, strict=True)], wanted)
+        ]
+        turned = float(norms[0] / norms[1].clamp(min=1e-15))
+        if not (apart <= _LOSS_APART and turned <= _GRADIENTS_APART):
+            raise RuntimeError(
+                f"its compiled loss is {apart:.2g} of its size off, and the gradients {turned:.2g}"
+            )
+
+    def _taken_gradients(self) -> list[Tensor]:
+        """Return the gradients of all parameters, which then have none."""
+        taken = []
+        for parameter in self.model.parameters():
+            gradient, parameter.grad = parameter.grad, None
+            taken.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        return taken
 
     def _seed(self, step: int, piece: int) -> None:
         """Seed dropout, so that a training that resumes at a step drops the same."""
