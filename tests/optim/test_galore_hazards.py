@@ -19,6 +19,18 @@ def test_a_copy_is_refused():
             copied(optimizer)
 
 
+@pytest.mark.parametrize(("setting", "value"), [("rank", 5), ("bits", 8), ("side", "left")])
+def test_settings_that_shape_the_state_cannot_be_edited(setting, value):
+    model = network()
+    optimizer = make(model)
+    train(model, optimizer, 2)
+    optimizer.param_groups[0].update(lr=1e-3, gap=3, scale=0.5, projection="svd")
+    train(model, optimizer, 2)
+    optimizer.param_groups[0][setting] = value
+    with pytest.raises(JomaError, match=rf"^{setting} of a parameter group was .* is now {value}"):
+        train(model, optimizer, 1)
+
+
 def test_a_loaded_state_brings_its_settings():
     def build(bits):
         torch.manual_seed(0)

@@ -73,8 +73,8 @@ def arguments(folder: Path) -> list[str]:
 
 def _live(folder: Path) -> None:
     """Run the command in a forked process; a checkpoint is due whenever none is being written."""
-    from joma.cli._app import app
-    from joma.train._checkpointing import CheckpointWriter
+    from joma.cli import main
+    from joma.train.loop import CheckpointWriter
 
     CheckpointWriter.due = lambda self: not self.busy  # type: ignore[method-assign]
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,7 +85,7 @@ def _live(folder: Path) -> None:
     os.dup2(log, 2)
     sys.argv = ["joma", *arguments(folder)]
     try:
-        app(sys.argv[1:], prog_name="joma")
+        main()
     except SystemExit as leave:
         os._exit(leave.code if isinstance(leave.code, int) else 0)
     except KeyboardInterrupt:  # it came when the command had ended
@@ -236,7 +236,7 @@ def left(folder: Path) -> dict[str, Any]:
     checkpoint = Run.open(folder).checkpoints.latest().checkpoint
     if checkpoint is not None:
         found["checkpoint"] = {name: it.tobytes() for name, it in checkpoint.arrays.items()}
-    for path in folder.glob("steps/*.json"):
+    for path in folder.glob("steps/*[0-9].json"):
         found[path.name] = json.loads(path.read_bytes())["measurements"]
     return found
 
@@ -329,7 +329,7 @@ if __name__ == "__main__":
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (here and not in every process)
 
     import joma.analysis.series
-    import joma.cli._app
+    import joma.cli
     import joma.train.language  # noqa: F401
 
     _serve()

@@ -20,8 +20,6 @@ EIGHT = {"bits": 8, "projector_bits": 8}
 KINDS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "adamw, ddp": ("none", None),
     "adamw, fsdp2": ("fsdp2", None),
-    "galore, ddp": ("none", {"per_layer": True}),
-    "galore, fsdp2": ("fsdp2", {"per_layer": True}),
     "eight bits, fsdp2": ("fsdp2", EIGHT),
 }
 """How parameters are spread, and settings of GaLore; None for AdamW."""
@@ -59,7 +57,7 @@ def _together(place: Path, processes: Processes) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     with two_processes("tests.train.test_language_processes", folder):
-        for name, settings in (("adamw", None), ("galore", {}), ("eight bits", EIGHT)):
+        for name, settings in (("adamw", None), ("eight bits", EIGHT)):
             begin(config(folder / "text", settings=settings), folder / name)
     return folder
 

@@ -102,6 +102,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
     def _decide(self) -> None:
         """Decide about each parameter what its groups say, and ask for its gradient if need be."""
         self._slots = {}
+        self._fixed = [_fixed_settings(group) for group in self.param_groups]
         for group in self.param_groups:
             first = len(self._slots)
             numbers = [f"parameter {first + at}" for at in range(len(group["params"]))]
@@ -191,6 +192,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 loss = closure()
         if self._mean_over is not None and not self.per_layer:
             self._add_missing_gradients()
+        self._check_groups()
         slots = [slot for slot in self._slots.values() if slot.parameter.grad is not None]
         for slot in slots:
             _check_dense(slot)
@@ -216,6 +218,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
             )
         slot = self._slots[parameter]
+        self._check_groups()
         _check_dense(slot)
         if slot.is_due():
             self._refresh([slot])
@@ -410,6 +413,16 @@ class ProjectedOptimizer(TypedStateOptimizer):
             state.setdefault(key, torch.zeros((), dtype=torch.float64))
         state["due"] = torch.tensor(0)  # there at all times: checkpoints know the keys before
 
+    def _check_groups(self) -> None:
+        """Raise JomaError for a group that was edited so that it does not fit its state."""
+        for group, fixed in zip(self.param_groups, self._fixed, strict=True):
+            for name, old in fixed.items():
+                if group[name] != old:
+                    raise JomaError(
+                        f"{name} of a parameter group was {old} when its optimizer was made and is "
+                        f"now {group[name]}; build a new optimizer to change it"
+                    )
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides how the parameters move next.
 
@@ -440,6 +453,11 @@ class ProjectedOptimizer(TypedStateOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._decide()
+
+
+def _fixed_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("rank", "side", "bits", "projector_bits", "state_dtype")
+    return {name: group[name] for name in names}
 
 
 def _check_dense(slot: Slot) -> None:

@@ -128,7 +128,6 @@ class Slot:
             parts = {"basis": found.codes, "basis_scale": found.scales}
         else:
             parts = {"basis": basis.to(self.group["state_dtype"] or self.parameter.dtype)}
-        self.state.pop("basis_scale", None)
         for key, part in parts.items():
             sharded = self.side == "left" and self.shard is not None
             self.state[key] = as_rows_of(self.parameter, part) if sharded else part

@@ -353,10 +353,7 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-_STEPS = "training.steps"
-_CHECKPOINT_SECONDS = "checkpoints.seconds"
-_COMPILE = "training.compile"
-_ANY_TIME = (_CHECKPOINT_SECONDS, _COMPILE)
+_ANY_TIME = ("checkpoints.seconds", "training.compile")
 
 
 def changing(config: Config) -> tuple[str, ...]:
@@ -367,7 +364,7 @@ def changing(config: Config) -> tuple[str, ...]:
     far would have been another with it.
     """
     constant = config.optimizer.schedule == "constant"
-    return (*_ANY_TIME, _STEPS) if constant else _ANY_TIME
+    return (*_ANY_TIME, "training.steps") if constant else _ANY_TIME
 
 
 def check_length(config: Config, run: Run) -> None:
@@ -381,9 +378,9 @@ def check_length(config: Config, run: Run) -> None:
         JomaError: Its learning rates follow from how many steps there are, or it has made more.
     """
     asked = {"name": run.name, **config.sections()}
-    if differing(run.config, asked, changing=_ANY_TIME).keys() != {_STEPS}:
+    if differing(run.config, asked, changing=_ANY_TIME).keys() != {"training.steps"}:
         return
-    if _STEPS not in changing(config):
+    if "training.steps" not in changing(config):
         raise JomaError(
             f"training.steps must stay {run.config['training']['steps']} with the schedule "
             f"{config.optimizer.schedule}, which takes the learning rate to its end in as many "

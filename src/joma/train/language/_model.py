@@ -115,7 +115,7 @@ class Compute:
             _logger.warning(f"{why}; it is trained uncompiled, which is slower")
             self._train, self._validate = self._plain, None
             self.compiled = self.graphs = False
-        self._taken_gradients()
+        self.model.zero_grad()
         if self.graphs and self._config.training.accumulate > 1:
             self._kept = [(one, torch.zeros_like(one)) for one in self.model.parameters()]
         self.keep_gradients()
@@ -169,7 +169,7 @@ class Compute:
         self._validate = torch.compile(self._plain, dynamic=False, backend=BACKEND)
         for _ in range(_PASSES):
             self.backward(piece, 0, 0)
-            self._taken_gradients()
+            self.model.zero_grad()
         if self._config.validation.every:
             self.validation_loss(piece)
 

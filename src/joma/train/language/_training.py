@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -239,14 +240,19 @@ class LanguageTraining:
         """Make steps, or fewer where the monitor stops the training."""
         self._advanced_at = time.monotonic()
         for step in range(self.step, self.step + steps):
-            self._new_losses.append(self.backward(step))
-            self.update()
-            # While the gradients are there; the loop logs the loss, of all processes.
-            stops = self.monitor is not None and self.monitor.step()
-            self.drop_gradients()
+            self._new_losses.append(self.make_step(step))
             self.step += 1
-            if stops:  # on all processes at the same step
+            if self.stop_reason is not None:  # on all processes at the same step
                 break
+
+    def make_step(self, step: int) -> Tensor:
+        """Make a step, which the monitor watches; return the loss on this process's batch."""
+        loss = self.backward(step)
+        self.update()
+        if self.monitor is not None:
+            self.monitor.step()  # while the gradients are there; the loop logs the loss
+        self.drop_gradients()
+        return loss
 
     def backward(self, step: int) -> Tensor:
         """Compute the gradients of a step; return its loss on this process's part of the batch.
@@ -498,3 +504,64 @@ def _check_text(text: Text, config: Config, processes: Processes) -> None:
             f"validation.every must be 0 where the corpus has no valid split, as "
             f"{config.data.corpus} has none, got {config.validation.every}"
         )
+
+
+_SECONDS, _MOST_STEPS = 2.0, 10
+"""For how long, and how many, steps are made to estimate a training."""
+_KEPT = 3
+"""Checkpoints that are on the disk at a time, one of them being written."""
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training takes on one process.
+
+    Attributes:
+        parameters: Number of parameters of the model.
+        tokens: Number of tokens that all steps read.
+        seconds: Duration of the steps, without measurements and checkpoints.
+        memory: Bytes at most, of the GPU where there is one; None where that is not known.
+        disk: Bytes of series and checkpoints.
+        exports: How many models the series has.
+    """
+
+    parameters: int
+    tokens: int
+    seconds: float
+    memory: int | None
+    disk: int
+    exports: int
+
+
+def estimate(config: Config, device: str = "cpu") -> TrainingEstimate:
+    """Make a few steps of a training, which are thrown away, and scale them up."""
+    processes = Processes(device=torch.device(device))
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        trainer = LanguageTraining(config, None, processes)
+        trainer.make_step(0).item()  # the first allocates and, where asked for, compiles
+        start, done = time.monotonic(), 0
+        while done < _MOST_STEPS and time.monotonic() - start < _SECONDS:
+            done += 1
+            trainer.make_step(done % config.training.steps).item()  # waits for a GPU
+        each = (time.monotonic() - start) / done
+    exports, parameters = len(config.checkpoints.steps(config.training.steps)), trainer.parameters
+    return TrainingEstimate(
+        parameters=parameters,
+        tokens=config.training.steps * config.data.batch * config.data.window,
+        seconds=each * config.training.steps,
+        memory=_memory(device),
+        disk=parameters * (4 * exports + 12 * _KEPT),
+        exports=exports,
+    )
+
+
+def _memory(device: str) -> int | None:
+    """Return the most memory this process has had, of the GPU or of the machine."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
