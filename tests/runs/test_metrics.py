@@ -167,12 +167,3 @@ def test_bad_steps_are_refused(metrics: Metrics):
     for step in (-2, 0.5, None):
         with pytest.raises(ValueError, match="step must be"):
             metrics.rewind(step)  # type: ignore[arg-type]
-
-
-def test_a_long_log_is_small(tmp_path: Path):
-    metrics = Metrics(tmp_path)
-    losses = np.random.default_rng(0).random((10_000, 10), dtype=np.float32)
-    metrics.append_many(np.arange(10_000), "loss", losses, time=1.7e9 + np.arange(10_000))
-    metrics.flush()
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert size < 100_000 * 4.5  # what single precision cannot do without, and little more

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from joma.runs import Metrics
@@ -90,54 +88,6 @@ def test_a_kill_at_any_moment_of_a_compaction(tmp_path: Path, monkeypatch):
         folder = tmp_path / f"{moment + 1}"
         in_parts(folder, 4)
     assert parts == [4, 4, 4, 5, 5, 4, 3, 2, 1, 1]
-
-
-def test_a_kill_at_any_moment_of_a_rewind(tmp_path: Path, monkeypatch):
-    folder = tmp_path / "0"
-
-    def rewind() -> None:
-        Metrics(folder).rewind(1)
-
-    whole = rows(in_parts(folder, 4))
-    kept = [row for row in whole if row[0] <= 1]
-    moments = 0
-    for moment in every_kill(monkeypatch, rewind):
-        after = rows(Metrics(folder))
-        assert [row for row in after if row[0] <= 1] == kept
-        assert set(after) <= set(whole)
-        assert len(set(after)) == len(after)
-        rewind()
-        assert rows(Metrics(folder)) == kept
-        folder = tmp_path / f"{moment + 1}"
-        in_parts(folder, 4)
-        moments += 1
-    assert moments > 4
-
-
-def test_a_torn_part_is_named(tmp_path: Path):
-    metrics = in_parts(tmp_path, 2)
-    path = tmp_path / "part-000001.parquet"
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"part-000001\.parquet is damaged"):
-            metrics.read()
-    for change in (metrics.compact, lambda: metrics.rewind(0)):
-        with pytest.raises(ValueError, match=r"part-000001\.parquet is damaged"):
-            change()
-    path.write_bytes(whole)
-    assert len(rows(metrics)) == 5
-
-
-def test_a_foreign_part_is_named(tmp_path: Path):
-    metrics = in_parts(tmp_path, 2)
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "part-000002.parquet")
-    with pytest.raises(ValueError, match=r"part-000002\.parquet is not a metrics log.* are a$"):
-        metrics.read()
-    (tmp_path / "part-000002.parquet").rename(tmp_path / "part-000001-000002.parquet")
-    (tmp_path / "part-000000.parquet").rename(tmp_path / "part-000000-000001.parquet")
-    with pytest.raises(ValueError, match="hold the same parts"):
-        metrics.read()
 
 
 def test_a_reader_meets_a_compaction(tmp_path: Path, monkeypatch):

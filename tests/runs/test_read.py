@@ -1,6 +1,5 @@
 """`joma.read`: what was measured as a tidy table."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,6 @@ def test_tables_of_other_libraries(tmp_path: Path, kind: Any):
         assert len(table[table.layer == 0]) == 1
     else:
         assert table["layer"].to_list() == [None, None, 0, None, None]
-
-
-def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pandas" else find(name)
-    )
-    with pytest.raises(JomaError, match=r'needs pandas, which is not installed; .* as "arrow"'):
-        joma.read(made(tmp_path / "run"), as_="pandas")
 
 
 @pytest.mark.parametrize(

@@ -150,19 +150,6 @@ def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, 
     assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
-def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    killed = Run.create("table1", CONFIG, out=tmp_path / "killed")
-    (killed.path / "config.json").unlink()
-    for out in (None, None, tmp_path / "new" / "deep", tmp_path / "empty", killed.path):
-        run = Run.resume("table1", CONFIG, out=out)
-        assert Run.open(run.path) == run
-        assert "resumed" not in run.environment
-        assert files(run.path) == ["config.json", "environment.json", "manifest.json"]
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-
-
 def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monkeypatch):
     folder = tmp_path / "0"
 
@@ -174,12 +161,3 @@ def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monke
         assert visible(folder) == ["config.json", "environment.json", "manifest.json"]
         assert Run.open(folder).verified
         folder = tmp_path / f"{moment + 1}"
-
-
-def test_a_folder_killed_at_its_very_first_write_can_be_used(tmp_path):
-    left = tmp_path / "run" / ".environment.json.0123456789ab.tmp"
-    left.parent.mkdir()
-    left.write_text("{")
-    run = Run.resume("fit", {"seed": 1}, out=left.parent)
-    assert run.config == {"name": "fit", "seed": 1}
-    assert not left.exists()

@@ -20,13 +20,6 @@ def run(tmp_path: Path) -> Run:
     return Run.create("fig4", {"seed": 3}, out=tmp_path / "run")
 
 
-def test_create_and_open(run: Run):
-    opened = Run.open(run.path)
-    assert opened == run
-    assert opened.config == {"name": "fig4", "seed": 3}
-    assert opened.name == "fig4"
-
-
 def test_folders_of_older_versions_are_refused(run: Run):
     around = json.loads((run.path / "environment.json").read_text())
     (run.path / "environment.json").write_text(json.dumps({**around, "joma": "0.2.0"}))
@@ -34,13 +27,6 @@ def test_folders_of_older_versions_are_refused(run: Run):
     with pytest.raises(JomaError, match=r"was written by joma 0\.2\.0, which only that reads"):
         Run.open(run.path)
     assert list_runs(run.path)[0].state == "damaged"
-
-
-def test_default_folders_are_new_even_within_one_second(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    paths = {Run.create("fig4", {}).path for _ in range(3)}
-    assert len(paths) == 3
-    assert all(path.parent == Path("runs") and path.name.startswith("fig4-") for path in paths)
 
 
 def test_commit_of_the_working_folder(tmp_path: Path, monkeypatch):
@@ -169,26 +155,6 @@ def test_an_unfinished_run_is_restarted_where_asked(run: Run):
         Run.create("fig4", {"seed": 4}, out=run.path, existing="restart")
     with pytest.raises(JomaError, match="existing must be one of refuse, next, restart"):
         Run.create("fig4", {"seed": 3}, out=run.path, existing="overwrite")  # type: ignore[arg-type]
-
-
-def test_a_run_that_lost_its_configuration_is_kept(run: Run):
-    run.write_table("old", {"a": [1]})
-    (run.path / "config.json").unlink()
-    before = contents(run.path)
-    with pytest.raises(JomaError, match="earlier fig4 run, which is kept"):
-        Run.create("fig4", {}, out=run.path)
-    for enter in (Run.resume, partial(Run.create, existing="restart")):
-        with pytest.raises(JomaError, match=r"without config\.json, which cannot be resumed"):
-            enter("fig4", {}, out=run.path)
-    assert contents(run.path) == before
-
-
-def test_a_folder_killed_while_it_began_is_used_again(run: Run):
-    (run.path / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"config\.json is missing: it does not match manifest"):
-        Run.open(run.path)
-    Run.create("fig4", {}, out=run.path)
-    assert Run.open(run.path).name == "fig4"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a b"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from joma.runs import Run, RunSummary, is_locked, list_runs, read_findings, state_of
+from joma.runs import Run, RunSummary, is_locked, list_runs, state_of
 
 HOLD = """
 import sys, time
@@ -205,13 +205,3 @@ def test_the_last_loss_is_the_mean_of_members_and_may_be_nan(run: Run):
     summary = RunSummary.of(run)
     assert summary.last_loss != summary.last_loss
     assert summary.as_json()["last_loss"] is None
-
-
-@pytest.mark.parametrize(
-    "stored", [3, "text", [], {}, {"findings": 3}, [1, None], {"findings": [{}]}]
-)
-def test_findings_of_any_content_are_read(run: Run, stored: Any):
-    run.write_json("findings", stored)
-    found = read_findings(run)
-    assert all(isinstance(one, dict) for one in found.findings)
-    assert RunSummary.of(run).state == "unknown"
