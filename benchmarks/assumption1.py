@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from joma.experiments._linear_block import TITLES, train
+from joma.experiments.theory_figures.linear_block import TITLES, train
 from joma.theory import block, stationarity
 from joma.theory.hblt import Tree
 

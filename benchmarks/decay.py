@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joma.experiments import Request
-from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks
+from joma.experiments.table1.printed import CELLS, SIZES, Table1Networks
 from joma.runs import Run
 
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from joma.common.paired import Paired, paired
 from joma.experiments import EXPERIMENTS
-from joma.experiments.galore.networks import matrices
-from joma.experiments.galore.results import GaloreResults, Paired, collect, paired
-from joma.experiments.galore.setting import SIZES, GaLoreNetwork
-from joma.experiments.galore.training import Task, train_network
+from joma.experiments.galore import SIZES, GaLoreNetwork
+from joma.experiments.galore.results import GaloreResults, collect
+from joma.experiments.galore.training import matrices, train_network
 from joma.runs import Run
 
 EPSILON = 1e-8
@@ -81,8 +81,7 @@ def peer_losses(run: Run, results: GaloreResults, rank: int) -> np.ndarray:
         folder = run.path / "peer" / network.name
         outcome = folder / "outcome.json"
         if not outcome.exists():
-            task = Task(folder, network, results.size, request.seed, "cpu")
-            train_network(task, optimizer=peer_optimizer)
+            train_network(folder, network, results.size, request, make=peer_optimizer)
         losses.append(json.loads(outcome.read_text())["validation_loss"])
         print(f"{network.name}: {losses[-1]:.4f}", file=sys.stderr, flush=True)
     return np.array(losses, float)

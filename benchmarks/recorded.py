@@ -20,12 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import _reference
-from joma.experiments.language._curves import Curves, Key
-from joma.experiments.language._summary import THRESHOLDS
+from joma.experiments.language.curves import EntropyCurves, Key, read_recorded
 from joma.train.findings import attention_bounce
 
-GROUPS: tuple[tuple[str, Callable[[Curves], bool]], ...] = (
+GROUPS: tuple[tuple[str, Callable[[EntropyCurves], bool]], ...] = (
     ("1 and 2 layers", lambda own: own.depth <= 2),
     ("1 and 2 layers, rate 5e-5 and 1e-4", lambda own: own.depth <= 2 and 5e-5 <= own.rate <= 1e-4),
     ("3 and 4 layers", lambda own: 3 <= own.depth <= 4),
@@ -34,7 +32,11 @@ GROUPS: tuple[tuple[str, Callable[[Curves], bool]], ...] = (
 )
 
 
-def count(curves: list[Curves], least: float, first_only: bool) -> int:
+THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+"""Nats of fall and of rise at which bounces are counted."""
+
+
+def count(curves: list[EntropyCurves], least: float, first_only: bool) -> int:
     """Return how many networks bounce."""
     return sum(
         any(
@@ -46,7 +48,7 @@ def count(curves: list[Curves], least: float, first_only: bool) -> int:
     )
 
 
-def apart(own: Curves) -> float:
+def apart(own: EntropyCurves) -> float:
     """Return how far the validation losses of two seeds are apart, after the first measurement."""
     pairs = itertools.combinations(range(own.seeds), 2)
     gaps = [own.loss[1:, a] - own.loss[1:, b] for a, b in pairs]
@@ -56,7 +58,7 @@ def apart(own: Curves) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    recorded = _reference.read(parser.parse_args().folder)
+    recorded = read_recorded(parser.parse_args().folder)
     print_bounces(recorded)
     print("\n| learning rate | networks with a layer that collapses |\n|---|---|")
     for rate in sorted({rate for _, rate in recorded}):
@@ -70,7 +72,7 @@ def main() -> None:
             print(f"| {depth} | {gap:.4f} | {gap / 3**0.5:.4f} |")
 
 
-def print_bounces(recorded: Mapping[Key, Curves]) -> None:
+def print_bounces(recorded: Mapping[Key, EntropyCurves]) -> None:
     """Print how many networks bounce, by threshold."""
     print("| networks | | " + " | ".join(f"{least:g}" for least in THRESHOLDS) + " |")
     print("|---" * (2 + len(THRESHOLDS)) + "|")

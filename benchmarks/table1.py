@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import plain
 from joma.experiments import Request
-from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks, Table1Size
+from joma.experiments.table1.printed import GROUPS, SIZES, Table1Networks, Table1Size
 from joma.runs import Run
 
 COPY, PRODUCTS = 4.3e12, 790e12

@@ -32,8 +32,7 @@ from torch.nn import functional
 
 from joma.common.float32 import float32_products
 from joma.runs import Run
-from joma.train.language import PRESETS, Config, Processes, train
-from joma.train.language._trainer import Trainer
+from joma.train.language import PRESETS, Config, LanguageTraining, Processes, train
 
 GPT2: dict[str, dict[str, Any]] = {
     "model": {
@@ -96,7 +95,8 @@ class Loop:
     def __init__(self, config: Config, device: str, mode: str) -> None:
         plain = {**config.sections(), "monitor": {"off": True}}
         plain["training"]["compile"] = False
-        trainer = Trainer(Config.of(plain), Processes(device=torch.device(device)))
+        on = Processes(device=torch.device(device))
+        trainer = LanguageTraining(Config.of(plain), None, on)
         self.model, data = trainer.model, config.data
         settings: Any = self.model.config
         settings._attn_implementation = "sdpa"  # as transformers has it
@@ -172,12 +172,13 @@ def distance(chosen: dict[str, dict[str, Any]], device: str) -> float:
         training = {**chosen["training"], "compile": compiled}
         config = Config.of({**chosen, "training": training})
         with float32_products("ieee"):
-            trainer = Trainer(config, Processes(device=torch.device(device)))
+            on = Processes(device=torch.device(device))
+            trainer = LanguageTraining(config, None, on)
             made = []
             for step in range(COMPARED):
                 made.append(trainer.backward(step))
-                trainer.update(step)
-                trainer.clear()
+                trainer.update()
+                trainer.drop_gradients()
         losses.append(torch.stack(made).double().cpu())
     return float((losses[0] - losses[1]).abs().max())
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks, largest_possible
+from joma.experiments.table1.printed import CELLS, SIZES, Table1Networks, largest_possible
 from joma.runs import Run
 
 COLUMNS = (

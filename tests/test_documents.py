@@ -17,7 +17,7 @@ from joma import theory
 from joma.experiments import EXPERIMENTS
 from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
-from joma.experiments.cooccurrence import figure as cooccurrence
+from joma.experiments.theory_figures import cooccurrence
 from joma.runs import RunState
 from joma.train.findings import KINDS
 from joma.train.language import Config

@@ -55,11 +55,6 @@ KNOWN = [
 def test_known_answers(counter: list[int], key: list[int], answer: str):
     expected = [int(word, 16) for word in answer.split()]
     assert philox(counter, key) == expected
-    seed = torch.from_numpy(np.array(key, dtype=np.uint32).view(np.int64))
-    block, stream, low, high = counter
-    space, out = torch.empty(3, 2, 1, 1, dtype=torch.int64), torch.empty(1, 1, 4).long()
-    random._philox(random._round_keys(seed), block, stream, low, high, space, out)
-    assert out.flatten().tolist() == expected
 
 
 @given(any_seed, st.text(max_size=5), st.integers(0, 2**63 - 1), st.integers(1, 9))
@@ -140,32 +135,6 @@ def test_neighbouring_sequences_are_uniform_and_uncorrelated(kind: str):
     assert stats.chisquare(np.bincount(pairs, minlength=256)).pvalue > 1e-5
 
 
-def test_every_bit_of_a_word_is_a_fair_coin():
-    drawn = random.words(torch.arange(4), "bits", 3, 50_000).flatten()
-    assert drawn.min() >= 0
-    assert drawn.max() < 2**32
-    bits = torch.stack([drawn >> bit & 1 for bit in range(32)]).double().numpy()
-    assert np.abs(bits.mean(axis=1) - 0.5).max() < 4.5 * 0.5 / np.sqrt(bits.shape[1])
-    assert np.abs(np.corrcoef(bits) - np.eye(32)).max() < 4.8 / np.sqrt(bits.shape[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_uniform_never_reaches_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(random, "_philox", lambda *given: given[-1].fill_(2**32 - 1))
-    drawn = random.uniform(torch.arange(2), "a", 0, 5, dtype=dtype)
-    assert drawn.dtype == dtype
-    assert drawn.max() == 1 - torch.finfo(dtype).eps / 2
-
-
-def test_single_and_double_uniforms_have_their_resolution():
-    single = random.uniform(torch.arange(1), "a", 0, 1000).double() * 2**24
-    double = random.uniform(torch.arange(1), "a", 0, 1000, dtype=torch.float64) * 2**53
-    assert torch.equal(single, single.round())
-    assert (single % 2 == 1).any()
-    assert torch.equal(double, double.round())
-    assert (double % 2 == 1).any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normal_is_standard_normal(dtype: torch.dtype):
     drawn = random.normal(torch.arange(2), "a", 0, 100_001, dtype=dtype)
@@ -177,7 +146,12 @@ def test_normal_is_standard_normal(dtype: torch.dtype):
         assert abs(np.corrcoef(row[:-1:2] ** 2, row[1::2] ** 2)[0, 1]) < 4.5 / np.sqrt(row.size / 2)
 
 
-def test_normal_of_the_smallest_word_is_finite(monkeypatch: pytest.MonkeyPatch):
+def test_the_smallest_and_the_largest_word(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(random, "_philox", lambda *given: given[-1].fill_(2**32 - 1))
+    for dtype in (torch.float32, torch.float64):
+        drawn = random.uniform(torch.arange(2), "a", 0, 5, dtype=dtype)
+        assert drawn.dtype == dtype
+        assert drawn.max() == 1 - torch.finfo(dtype).eps / 2
     monkeypatch.setattr(random, "_philox", lambda *given: given[-1].zero_())
     # Word 0 is the uniform 2⁻³², at angle 0: √(2·32·ln 2) and 0.
     expected = torch.tensor([[np.sqrt(64 * np.log(2)), 0.0] * 2], dtype=torch.float64)
@@ -193,28 +167,16 @@ def test_integers_are_equally_likely(below: int):
     assert below == 1 or stats.chisquare(counts).pvalue > 1e-5
 
 
-def test_integers_of_a_large_range_stay_inside():
-    below = 2**31 - 1
-    drawn = random.integers(torch.arange(1), "a", 0, 10_000, below)
-    assert drawn.min() >= 0
-    assert 0.999 * below < drawn.max() < below
-
-
 @pytest.mark.parametrize(
     ("name", "call"),
     [
         ("seeds_E", lambda: random.words(torch.zeros(2), "a", 0, 1)),
-        ("seeds_E", lambda: random.words(torch.tensor(1), "a", 0, 1)),
         ("seeds_E", lambda: random.words(torch.zeros(0, dtype=torch.int64), "a", 0, 1)),
         ("step", lambda: random.words(torch.arange(1), "a", -1, 1)),
-        ("step", lambda: random.words(torch.arange(1), "a", 2**63, 1)),
         ("step", lambda: random.words(torch.arange(1), "a", torch.tensor([1, 2]), 1)),
-        ("step", lambda: random.words(torch.arange(1), "a", torch.tensor(1.0), 1)),
         ("n", lambda: random.uniform(torch.arange(1), "a", 0, 0)),
         ("dtype", lambda: random.uniform(torch.arange(1), "a", 0, 1, dtype=torch.float16)),
-        ("dtype", lambda: random.normal(torch.arange(1), "a", 0, 1, dtype=torch.int64)),
         ("below", lambda: random.integers(torch.arange(1), "a", 0, 1, 0)),
-        ("below", lambda: random.integers(torch.arange(1), "a", 0, 1, 2**31)),
     ],
 )
 def test_bad_arguments_are_named(name: str, call):
@@ -235,9 +197,3 @@ def test_a_captured_graph_replays_with_the_step_on_the_device(name: str):
     for number in range(3):
         graph.replay()
         assert torch.equal(drawn, DRAWS[name](seeds, "stream", number, 100))
-
-
-@cuda
-def test_a_step_on_another_device_is_refused():
-    with pytest.raises(ValueError, match=r"step must be an int64 tensor .* on cuda"):
-        random.words(torch.arange(1, device="cuda"), "a", torch.tensor(0), 1)

@@ -13,7 +13,7 @@ from joma.experiments.claims import CLAIMS
 HEAVY = ("torch", "scipy", "matplotlib")
 
 THROW_AWAY = """
-from joma.experiments import Choice, Experiment, Option, Outcome, Scale, Verdict
+from joma.experiments import ChoiceOption, Experiment, Option, Outcome, Scale, Verdict
 
 EXPERIMENT = Experiment(
     name="throw-away",
@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
     default_scale="small",
     options=(
         Option("breadth", 7, "how broad it is", int),
-        Choice("color", {"tiny": "red", "small": "blue"}, "red or blue", ("red", "blue")),
+        ChoiceOption("color", {"tiny": "red", "small": "blue"}, "red or blue", ("red", "blue")),
     ),
     groups=("left", "right"),
 )
@@ -67,9 +67,9 @@ def test_an_experiment_is_one_file(joma_with_another):
     assert "--breadth N Of throw-away: how broad it is." in text
     assert "--color NAME Of throw-away: red or blue." in text
     plan = joma("reproduce", "throw-away", "--breadth", "4", "--device", "cpu", "--dry-run")
-    assert "throw-away: A picture of nothing → " in plan
-    assert "  small: about 6 s on 2 CPU cores, memory 1 GB (this one)\n" in plan
-    assert "  breadth: 4\n" in plan
+    assert "throw-away → " in plan
+    assert "  scales: small about 6 s, on 2 CPU cores, memory 1 GB\n" in plan
+    assert "  options: breadth 4\n" in plan
     assert "  groups: left, right\n" in plan
     flags = ("--breadth", "4", "--scale", "tiny", "--group", "right", "--device", "cpu")
     shown = joma("reproduce", "throw-away", *flags, "--out", "run")

@@ -4,12 +4,18 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import _reference, _summary
-from joma.experiments.language._curves import Curves, Key
-from joma.experiments.language._groups import SIZES, WIKITEXT_2, LanguageSetting, Published, Size
+from joma.experiments.language import (
+    SIZES,
+    WIKITEXT_2,
+    LanguageSetting,
+    LanguageSize,
+    Published,
+    findings,
+)
+from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
 
 FULL = LanguageSetting(SIZES["full"], words=28_782, stream=102_499, digests={})
-SIZE = Size(
+SIZE = LanguageSize(
     corpus="embedded",
     vocabulary=40,
     train_tokens=2 * 90,
@@ -34,16 +40,16 @@ def curves(
     end: float = 2.2,
     seeds: int = 3,
     start: float = 2.5,
-) -> Curves:
+) -> EntropyCurves:
     """Entropy that falls from `start` to `low` at the third measurement and ends at `end`."""
     steps = FULL.published_steps
     fall = np.interp(steps, [0, 2000, 20_000, 58_000], [start, low, end, end])
     entropy = np.tile(fall[None, :, None], (depth, 1, seeds)) + 0.01 * np.arange(seeds)
     best = np.tile(np.interp(steps, [0, 50_000, 58_000], [10, loss, loss + 0.1])[:, None], seeds)
-    return Curves(depth, rate, steps, entropy, best, entropy, 10 * entropy)
+    return EntropyCurves(depth, rate, steps, entropy, best, entropy, 10 * entropy)
 
 
-def depths(of: Published = WIKITEXT_2, **changed: Curves) -> dict[Key, Curves]:
+def depths(of: Published = WIKITEXT_2, **changed: EntropyCurves) -> dict[Key, EntropyCurves]:
     """Networks as published, some (d5) in the place of others."""
     found = {depth: curves(depth, loss=loss) for depth, loss in of.loss.items()} | {
         int(name[1:]): own for name, own in changed.items()
@@ -51,24 +57,24 @@ def depths(of: Published = WIKITEXT_2, **changed: Curves) -> dict[Key, Curves]:
     return {(depth, 1e-4): own for depth, own in found.items()}
 
 
-def rates(**changed: Curves) -> dict[Key, Curves]:
+def rates(**changed: EntropyCurves) -> dict[Key, EntropyCurves]:
     """Networks of five layers as recorded, some in the place of others."""
     found = {
         rate: curves(5, rate, loss, low=0.1, end=0.05) if rate > 1e-4 else curves(5, rate, loss)
-        for rate, loss in _summary.RECORDED_LOSS.items()
+        for rate, loss in findings.RECORDED_LOSS.items()
     }
     found |= {own.rate: own for own in changed.values()}
     return {(5, rate): own for rate, own in found.items()}
 
 
-def write_reference(folder: Path, recorded: dict[Key, Curves]) -> Path:
+def write_reference(folder: Path, shown: dict[Key, EntropyCurves]) -> Path:
     """A folder with curves as they were recorded."""
     folder.mkdir()
     entropy, loss = (
         ["layers,lr,seed,step,layer,attention_entropy"],
         ["layers,lr,seed,step,val_loss"],
     )
-    for (depth, rate), own in recorded.items():
+    for (depth, rate), own in shown.items():
         for row, step in enumerate(own.steps):
             for seed in range(own.seeds):
                 place = f"{depth},{rate},{seed},{step}"
@@ -76,6 +82,6 @@ def write_reference(folder: Path, recorded: dict[Key, Curves]) -> Path:
                 entropy += [
                     f"{place},{layer},{own.entropy[layer, row, seed]}" for layer in range(depth)
                 ]
-    (folder / _reference.ENTROPY).write_text("\n".join(entropy) + "\n")
-    (folder / _reference.LOSS).write_text("\n".join(loss) + "\n")
+    (folder / ENTROPY_FILE).write_text("\n".join(entropy) + "\n")
+    (folder / LOSS_FILE).write_text("\n".join(loss) + "\n")
     return folder

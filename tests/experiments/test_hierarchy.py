@@ -12,20 +12,10 @@ from hypothesis import strategies as st
 from joma.data import HBLT
 from joma.experiments import Verdict
 from joma.experiments import hierarchy as experiment
-from joma.experiments._trained import train_cells
-from joma.experiments.hierarchy import course as courses
 from joma.experiments.hierarchy import networks
-from joma.experiments.hierarchy import results as summary
-from joma.experiments.hierarchy.course import LayerCurves, course
-from joma.experiments.hierarchy.networks import (
-    DEPTH,
-    GROUPS,
-    HEIGHTS,
-    RHO,
-    HierarchyNetworks,
-    HierarchySize,
-)
-from joma.experiments.hierarchy.results import GroupResults, judge
+from joma.experiments.hierarchy import results as findings
+from joma.experiments.hierarchy.networks import DEPTH, GROUPS, HEIGHTS, RHO, HierarchySize
+from joma.experiments.hierarchy.results import GroupResults, LayerCurves, history, judge
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
 from joma.theory import hblt
@@ -91,16 +81,16 @@ class TestTrees:
         group = GROUPS["class-3"]
         rho0 = hblt.root_uncertainty(group.tree.class_probs, group.tree.child_off_probs[0])
         expected = hblt.cooccurrence(HEIGHTS[:-1], DEPTH, RHO, rho0)
-        found = summary.cooccurrence(group)
+        found = findings.cooccurrence(group)
         np.testing.assert_allclose(found[:-1], expected)
         assert found[-1] < found[-2]
 
     def test_a_flat_tree_has_no_lowest_latents_and_tells_as_much_of_the_class(self):
         tree, flat = GROUPS["class-1"].tree, GROUPS["flat-1"].tree
         np.testing.assert_allclose(tree.off_probs(DEPTH - 1), flat.off_probs(DEPTH - 1))
-        low, middle, high = summary.cooccurrence(GROUPS["flat-1"])
+        low, middle, high = findings.cooccurrence(GROUPS["flat-1"])
         assert low == pytest.approx(middle)
-        assert (middle, high) == pytest.approx(summary.cooccurrence(GROUPS["class-1"])[1:])
+        assert (middle, high) == pytest.approx(findings.cooccurrence(GROUPS["class-1"])[1:])
 
     def test_groups_have_seeds_of_their_own(self):
         seeds = [seed for group in GROUPS.values() for seed in group.seeds(0, 8)]
@@ -187,41 +177,39 @@ HIGH_FIRST = curves(
 STILL = curves([0] * 6, [0] * 6, [0] * 6, entropy=[2.5] * 6)
 
 
-class TestCourse:
+class TestHistory:
     def test_as_published(self):
-        found = course(AS_PUBLISHED)
+        found = history(AS_PUBLISHED)
         assert found.low_first
         assert (found.first, found.begun, found.taken_up) == ((1,), 3, (3, 30, None))
         assert (found.peak, found.falls_back, found.followers) == (10, True, (2, 3))
-        assert (found.dip, found.bounces) == (10, True)
 
     def test_together(self):
-        found = course(TOGETHER)
+        found = history(TOGETHER)
         assert not found.low_first
         assert (found.first, found.begun) == ((1, 2), 3)
         assert (found.peak, found.falls_back, found.followers) == (10, True, (2,))
 
     def test_high_first(self):
-        found = course(HIGH_FIRST)
+        found = history(HIGH_FIRST)
         assert not found.low_first
         assert (found.first, found.taken_up) == ((3,), (None, 30, 3))
         assert (found.falls_back, found.followers) == (True, ())
 
     def test_nothing(self):
-        found = course(STILL)
+        found = history(STILL)
         assert (found.first, found.begun, found.peak) == ((), None, None)
         assert not found.low_first
-        assert not found.bounces
 
     def test_what_the_seeds_do_not_agree_on_does_not_count(self):
         up = [0, 0, 0.15, 0.3, 0.3, 0.3]
-        assert course(curves(up, [0] * 6, [0] * 6)).low_first
-        assert course(curves(up, [0] * 6, [0] * 6, noise=1.0)).first == ()
+        assert history(curves(up, [0] * 6, [0] * 6)).low_first
+        assert history(curves(up, [0] * 6, [0] * 6, noise=1.0)).first == ()
 
     def test_two_heights_are_together_unless_seeds_tell_them_apart(self):
         pair = [0, 0, 0.15, 0.15, 0.15, 0.15], [0, 0, 0.12, 0.12, 0.12, 0.12]
-        assert course(curves(*pair, [0] * 6)).first == (1,)
-        assert course(curves(*pair, [0] * 6, noise=0.08)).first == (1, 2)
+        assert history(curves(*pair, [0] * 6)).first == (1,)
+        assert history(curves(*pair, [0] * 6, noise=0.08)).first == (1, 2)
 
     @settings(max_examples=25, deadline=None)
     @given(
@@ -234,10 +222,7 @@ class TestCourse:
         factor = scale * np.exp(rng.normal(0, spread, (len(HEIGHTS), 1, 10)))
         for given_curves in (AS_PUBLISHED, TOGETHER, HIGH_FIRST):
             moved = dataclasses.replace(given_curves, ratio=given_curves.ratio * factor)
-            assert course(moved) == course(given_curves)
-
-    def test_the_mark_is_a_tenth(self):
-        assert np.exp(courses.MARK) == pytest.approx(1.1)
+            assert history(moved) == history(given_curves)
 
 
 def results(lowest: LayerCurves, upper: LayerCurves = STILL) -> dict[str, GroupResults]:
@@ -297,74 +282,12 @@ class TestVerdict:
         found = judge(some, comparable=True)
         assert found.verdict is Verdict.INCOMPLETE
         assert "train group class-3" in found.finding
-        assert len(found.paragraphs) == 4
+        assert len(found.paragraphs) == 3
 
     def test_the_flat_control_is_compared_with_the_tree(self):
         text = "\n".join(judge(results(TOGETHER), comparable=True).paragraphs)
         assert "H = 1 gets 0.55 times as much as H = 2 on the tree" in text
         assert "1.00 times (0) on the flat one" in text
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
-    run = Run.create("hierarchy", {}, out=tmp_path_factory.mktemp("runs") / "run")
-    experiment.EXPERIMENT.reproduce(run, experiment.EXPERIMENT.request(scale="tiny"))
-    return run
-
-
-class TestRun:
-    def test_writes_table_summary_and_figures(self, run: Run):
-        assert run.tables == ["heights", "seeds"]
-        assert {path.name for path in run.figures} == {
-            f"{name}.{kind}"
-            for name in ("hierarchy", "hierarchy-one-layer")
-            for kind in ("png", "svg")
-        }
-        rows = run.read_json("summary")["table"]
-        assert [(row["network"], row["layer"], row["H"]) for row in rows] == [
-            (name, str(layer), str(height))
-            for name, group in GROUPS.items()
-            for layer in range(group.layers)
-            for height in HEIGHTS
-        ]
-        assert [row["P[l|m]"] for row in rows[:3]] == ["0.82", "0.67", "0.20"]
-
-    def test_untrained_networks_attend_to_all_heights_alike(self, run: Run):
-        table = run.read_table("heights")
-        untrained = table["step"] == 0
-        assert np.abs(table["ratio"][untrained] - 1).max() < 0.2
-        assert np.abs(table["ratio"][untrained].mean() - 1) < 0.02
-        assert np.isfinite(np.stack([table[name] for name in ("ratio", "entropy")])).all()
-
-    def test_masses_and_padding_are_all_of_the_attention(self, run: Run):
-        own = Run.open(run.path / "groups" / "class-3")
-        log = own.metrics.read("attention_mass")
-        steps = len(networks.SIZES["tiny"].measure_at)
-        assert log["value"].sum() == pytest.approx(3 * 5 * steps)
-
-    def test_what_is_done_is_not_done_again(self, run: Run):
-        def refuse(*_: object):
-            raise AssertionError
-
-        files = [path for path in (run.path / "groups").rglob("*") if path.is_file()]
-        # The environment, which the manifest lists, says that the run was opened again.
-        opened = ("environment.json", "manifest.json")
-        before = {p: p.read_bytes() for p in files if p.name not in opened}
-        assert len(before) >= 3 * len(GROUPS)
-        request = experiment.EXPERIMENT.request(scale="tiny")
-        groups = {name: [group] for name, group in GROUPS.items()}
-        train_cells(run, groups, refuse, networks.SIZES["tiny"], request)
-        assert before == {p: p.read_bytes() for p in before}
-
-
-def test_one_group_can_be_done_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(networks.SIZES, "tiny", SIZE)
-    run = Run.create("hierarchy", {}, out=tmp_path / "run")
-    request = experiment.EXPERIMENT.request(scale="tiny", groups=["class-1"])
-    outcome = experiment.EXPERIMENT.reproduce(run, request)
-    assert outcome.verdict is Verdict.INCOMPLETE
-    assert len(outcome.table) == len(HEIGHTS)
-    assert {path.stem for path in run.figures} == {"hierarchy-one-layer"}
 
 
 def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
@@ -387,30 +310,6 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     assert takes.seconds == experiment.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
-
-
-def test_a_group_that_was_stopped_resumes(tmp_path, monkeypatch):
-    request = experiment.EXPERIMENT.request(scale="tiny")
-    measure = HierarchyNetworks.measure
-    token = {"token-1": [GROUPS["token-1"]]}
-
-    def stop(self: HierarchyNetworks, step: int) -> None:
-        if step == 2:
-            raise KeyboardInterrupt
-        measure(self, step)
-
-    runs = [Run.create("hierarchy", {}, out=tmp_path / name) for name in ("one", "two")]
-    with monkeypatch.context() as stopped:
-        stopped.setattr(HierarchyNetworks, "measure", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_cells(runs[0], token, HierarchyNetworks, SIZE, request)
-    assert not summary.collect(runs[0], SIZE)
-    for run in runs:
-        train_cells(run, token, HierarchyNetworks, SIZE, request)
-    one, two = (summary.collect(run, SIZE)["token-1"] for run in runs)
-    assert np.array_equal(one.layers[0].ratio, two.layers[0].ratio)
-    assert np.array_equal(one.accuracy, two.accuracy)
-    assert np.isnan(one.best_accuracy)
 
 
 def test_the_learning_rate_is_the_scales_own_unless_given():
@@ -438,11 +337,4 @@ def test_measurements_are_dense_enough():
     ],
 )
 def test_the_largest_fall(curve, fall):
-    assert courses._largest_fall(np.array(curve, dtype=float)) == fall
-
-
-@pytest.mark.parametrize(
-    ("gain", "text"), [(0.12, "+12%"), (-0.04, "−4%"), (0.004, "+0%"), (-0.004, "+0%")]
-)
-def test_a_gain_of_zero_has_one_sign(gain, text):
-    assert summary._gain(np.log1p(gain)) == text
+    assert findings.largest_fall(np.array(curve, dtype=float)) == fall

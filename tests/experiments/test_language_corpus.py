@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 from joma.data.corpora import NAMED
-from joma.experiments import Verdict, fig6, fig8
-from joma.experiments.language import _groups, _summary, _train
-from joma.experiments.language import figure as figures
-from joma.experiments.language._curves import Curves
-from joma.experiments.language._groups import (
+from joma.experiments import Verdict, language
+from joma.experiments.language import (
+    FIG6,
+    FIG8,
     SIZES,
     TEXTS,
     WIKITEXT_2,
     WIKITEXT_103,
     LanguageSetting,
+    findings,
     sized,
+    training,
 )
+from joma.experiments.language import figure as figures
+from joma.experiments.language.curves import EntropyCurves
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
 
@@ -45,13 +48,13 @@ def texts(tmp_path) -> Path:
 
 
 def asked(corpus: str | Path, scale: str = "tiny", **more):
-    return fig6.EXPERIMENT.request(scale=scale, options={"corpus": str(corpus)}, **more)
+    return FIG6.request(scale=scale, options={"corpus": str(corpus)}, **more)
 
 
 class TestSize:
     def test_without_a_word_it_is_the_scales_own(self):
         for scale, size in SIZES.items():
-            request = fig6.EXPERIMENT.request(scale=scale)
+            request = FIG6.request(scale=scale)
             assert request.options == {"corpus": size.corpus}
             assert figures.size_of(request) == size
         assert figures.size_of(asked("wikitext-2", "full")) == SIZES["full"]
@@ -78,18 +81,18 @@ class TestSize:
 
 class TestVerdict:
     def test_wikitext_103_is_compared_with_its_own_numbers(self):
-        outcome = _summary.judge_depths(depths(WIKITEXT_103), LARGE)
+        outcome = findings.judge_depths(depths(WIKITEXT_103), LARGE)
         assert outcome.agrees, outcome.finding
         assert outcome.finding.startswith("on WikiText-103 best validation loss 5.047, 4.912, ")
         assert [row["published"] for row in outcome.table] == [5.047, 4.912, 4.762, 4.679]
-        assert not _summary.judge_depths(depths(WIKITEXT_2), LARGE).agrees
+        assert not findings.judge_depths(depths(WIKITEXT_2), LARGE).agrees
 
     @pytest.mark.parametrize("scale", ["tiny", "full"])
     def test_of_another_text_nothing_was_published(self, texts, scale: str):
-        setting = dataclasses.replace(FULL, size=sized(scale, str(texts)))
-        rate = setting.size.learning_rate
-        shown = {(depth, rate): curves(depth, rate) for depth in _groups.DEPTHS}
-        outcome = _summary.judge_depths(shown, setting)
+        own = dataclasses.replace(FULL, size=sized(scale, str(texts)))
+        rate = own.size.learning_rate
+        shown = {(depth, rate): curves(depth, rate) for depth in language.DEPTHS}
+        outcome = findings.judge_depths(shown, own)
         assert outcome.verdict is Verdict.NOT_COMPARABLE
         assert outcome.finding.startswith("nothing was published of this text (")
         assert f" steps on {texts}, " in outcome.finding
@@ -97,7 +100,9 @@ class TestVerdict:
 
     def test_long_curves_have_few_ticks(self):
         own = curves(1)
-        long = Curves(1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss))
+        long = EntropyCurves(
+            1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss)
+        )
         figure = figures.draw_depths({(1, 1e-4): long}, {})
         assert figure is not None
         labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
@@ -106,10 +111,10 @@ class TestVerdict:
 
 class TestTexts:
     def test_a_folder_at_the_tiny_scale(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
         run = Run.create("fig6", {}, out=tmp_path / "fig6")
         recorded = write_reference(tmp_path / "r", depths())
-        outcome = fig6.EXPERIMENT.reproduce(run, asked(texts, reference=recorded))
+        outcome = FIG6.reproduce(run, asked(texts, reference=recorded))
         assert outcome.verdict is Verdict.NOT_COMPARABLE, outcome.finding
         assert "nothing was published of this text (4 steps on " in outcome.finding
         assert "11 different words" in outcome.finding
@@ -120,10 +125,10 @@ class TestTexts:
         assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
 
     def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
         six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
-        fig6.EXPERIMENT.reproduce(six, asked(texts, groups=["depth-5"]))
-        fig8.EXPERIMENT.reproduce(eight, fig8.EXPERIMENT.request(scale="tiny"))
+        FIG6.reproduce(six, asked(texts, groups=["depth-5"]))
+        FIG8.reproduce(eight, FIG8.request(scale="tiny"))
         outcome = Run.open(eight.path / "groups" / "depth-5").read_json("outcome")
         assert "taken_from" not in outcome
 
@@ -150,7 +155,7 @@ class TestTexts:
     def test_a_text_too_short_for_a_window_is_refused(self, texts, tmp_path):
         (texts / "train.txt").write_text("too short to learn from\n" * 4)
         with pytest.raises(ValueError, match="the training text is too short"):
-            _train.load(sized("tiny", str(texts)))
+            training.load(sized("tiny", str(texts)))
 
     @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
     def test_a_missing_text_is_reported_with_the_places_searched(self, tmp_path, monkeypatch, name):
@@ -158,31 +163,31 @@ class TestTexts:
         monkeypatch.setenv("JOMA_SHARED", str(tmp_path / "shared"))
         places = rf"JOMA_SHARED .*/shared'.*data/{name} .*cache/corpora/{name}; or .*{NAMED[name]}"
         with pytest.raises(ValueError, match=rf"^text {name} needs .*{places}"):
-            fig6.EXPERIMENT.check_needs(asked(name))
+            FIG6.check_needs(asked(name))
         folder = tmp_path / "shared" / "data" / name
         folder.mkdir(parents=True)
         (folder / "valid.txt").write_text("a b c\n")
         with pytest.raises(ValueError, match=rf"^text .*data/{name} has no train.txt in it"):
-            fig6.EXPERIMENT.check_needs(asked(name))
+            FIG6.check_needs(asked(name))
         (folder / "train.txt").write_text("a b c\n")
-        fig6.EXPERIMENT.check_needs(asked(name))
+        FIG6.check_needs(asked(name))
 
     def test_fig_8_needs_its_text_too(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("JOMA_SHARED", raising=False)
         with pytest.raises(ValueError, match=r"^text wikitext-2 needs"):
-            fig8.EXPERIMENT.check_needs(fig8.EXPERIMENT.request(scale="full"))
-        fig8.EXPERIMENT.check_needs(fig8.EXPERIMENT.request(scale="tiny"))
+            FIG8.check_needs(FIG8.request(scale="full"))
+        FIG8.check_needs(FIG8.request(scale="tiny"))
 
 
 class TestTakes:
     def test_the_scales_own_text_takes_what_was_measured(self):
-        for scale, measured in fig6.SCALES.items():
-            assert fig6.EXPERIMENT.takes(fig6.EXPERIMENT.request(scale=scale))[scale] == measured
+        for scale, measured in FIG6.scales.items():
+            assert FIG6.takes(FIG6.request(scale=scale))[scale] == measured
 
     @pytest.mark.parametrize("corpus", ["wikitext-103", NAMED["wikitext-103"]])
     def test_wikitext_103_takes_hours(self, corpus: str):
-        takes = fig6.EXPERIMENT.takes(asked(corpus, "full"))
+        takes = FIG6.takes(asked(corpus, "full"))
         # 200 of 58 thousand steps, 226,000 of 28,782 words, 12 of 30 networks; 100 s to read it.
         expected = 570 * (200 / 58) * (226_000 / 28_782) * (12 / 30) + 102
         assert takes["full"].seconds == pytest.approx(expected, rel=1e-3)
@@ -190,9 +195,9 @@ class TestTakes:
         assert takes["small"].seconds > 102
 
     def test_a_folder_is_said_to_be_a_guess(self, texts):
-        takes = fig6.EXPERIMENT.takes(asked(texts, "full"))
+        takes = FIG6.takes(asked(texts, "full"))
         assert takes["full"].device.endswith("not measured, with as many words as WikiText-2")
-        assert takes["tiny"].device == fig6.SCALES["tiny"].device
+        assert takes["tiny"].device == FIG6.scales["tiny"].device
 
 
 @pytest.mark.skipif(
@@ -201,16 +206,16 @@ class TestTakes:
 )
 def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
-    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
-    setting = _train.load(figures.size_of(asked("wikitext-2"))).setting
-    assert setting.words == SIZE.vocabulary
+    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
+    made = training.load(figures.size_of(asked("wikitext-2"))).setting
+    assert made.words == SIZE.vocabulary
 
 
 def test_groups_of_two_texts_make_no_figure(tmp_path, texts) -> None:
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
-    fig6.EXPERIMENT.reproduce(run, asked(texts, groups=["depth-1"]))
+    FIG6.reproduce(run, asked(texts, groups=["depth-1"]))
     with open(texts / "train.txt", "a") as file:
         file.write("a b c\n")
     with pytest.raises(ValueError, match="depth-1 was trained on another text"):
-        fig6.EXPERIMENT.reproduce(run, asked(texts, groups=["depth-2"]))
+        FIG6.reproduce(run, asked(texts, groups=["depth-2"]))
     assert not (run.path / "groups" / "depth-2").exists()

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from joma.experiments.language import _reference, _train
-from joma.experiments.language._groups import DEPTHS, SIZES, WATCHED
-from joma.experiments.language._train import start_as_torch, torch_seeds
+from joma.experiments.language import DEPTHS, SIZES, WATCHED, curves, training
+from joma.experiments.language.training import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
 
 SHARED = Path(os.environ.get("JOMA_SHARED") or Path(__file__).parents[3] / "shared")
@@ -70,8 +69,8 @@ def test_members_are_what_a_script_has_after_its_seed() -> None:
 def test_they_begin_as_the_recorded_networks(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path))
-    text, size = _train.load(SIZES["full"]), SIZES["full"]
-    recorded = _reference.read(SHARED / "reference")
+    text, size = training.load(SIZES["full"]), SIZES["full"]
+    recorded = curves.read_recorded(SHARED / "reference")
     tokens, targets, weights = text.valid.at(WATCHED)
     one = slice(0, 1)  # the first stream
     for depth in DEPTHS:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from joma.experiments import Request
-from joma.experiments.language import _train
-from joma.experiments.language._groups import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting
-from joma.experiments.language._train import Windows
+from joma.experiments.language import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting, training
+from joma.experiments.language.training import Windows
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE
 
@@ -55,15 +54,11 @@ class TestSetting:
         with pytest.raises(ValueError, match="stream must be longer than a window of 35 words"):
             LanguageSetting(SIZE, 40, 35, {})
 
-    def test_the_rate_of_all_depths_is_among_those_of_one(self):
-        with pytest.raises(ValueError, match=r"learning_rates must have 0\.5 among them"):
-            dataclasses.replace(SIZE, learning_rate=0.5)
-
     def test_networks_of_the_published_size(self):
         size = SIZES["full"]
         assert [len(size.rates(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
         assert sum(len(size.rates(depth)) for depth in DEPTHS) * size.seeds == 30
-        seeds = {seed for depth in DEPTHS for _, seed in _train._networks(size, depth, 0)}
+        seeds = {seed for depth in DEPTHS for _, seed in training.networks_of(size, depth, 0)}
         assert len(seeds) == 4 * 3
 
     def test_even_attention(self):
@@ -109,11 +104,11 @@ class TestWindows:
             Windows(torch.zeros(3, 1, dtype=torch.long))
 
     def test_the_text_is_cut_as_the_size_says(self):
-        text = _train.load(SIZE)
+        text = training.load(SIZE)
         assert text.setting.words == 40
         assert text.train.streams_SN.shape == (2, 90)
         assert int(text.train.streams_SN.max()) < 40
-        other = _train.load(dataclasses.replace(SIZE, vocabulary=41))
+        other = training.load(dataclasses.replace(SIZE, vocabulary=41))
         assert other.setting.digests["tokenizer"] != text.setting.digests["tokenizer"]
 
 
@@ -131,9 +126,9 @@ def watched_by(model, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Te
 
 class TestLanguageNetworks:
     @pytest.fixture
-    def work(self, tmp_path) -> _train.LanguageNetworks:
-        text = _train.load(SIZE)
-        return _train.LanguageNetworks(
+    def work(self, tmp_path) -> training.LanguageNetworks:
+        text = training.load(SIZE)
+        return training.LanguageNetworks(
             Run.create("x", {}, out=tmp_path / "x"), "depth-5", text, Request()
         )
 
@@ -146,14 +141,13 @@ class TestLanguageNetworks:
         assert work.ensemble.restart_every == 3
 
     def test_a_short_window_is_trained_on_by_its_own_words(self, work):
-        text = _train.load(SIZE)
+        text = training.load(SIZE)
         tokens, targets, weights = text.train.at(2)
         there = int((weights[0] > 0).sum())
         assert there == 89 - 2 * LENGTH
         model, step = work.ensemble.model, torch.tensor(2)
         model.config = dataclasses.replace(model.config, dropout=0.0)
-        loss = _train.training_loss(work.ensemble.optimizer)
-        found = loss(model, (tokens, targets, weights), step).detach()
+        found = training.training_loss(model, (tokens, targets, weights), step).detach()
         with torch.no_grad():
             logits = model(tokens[:, :there])
         for member, expected in enumerate(found):
@@ -168,7 +162,7 @@ class TestLanguageNetworks:
         work.ensemble.advance(3)
         work.measure(3)
         work.run.metrics.flush()
-        model, windows = work.ensemble.model, _train.load(SIZE).valid
+        model, windows = work.ensemble.model, training.load(SIZE).valid
         stream_SN = windows.streams_SN
         loss, entropies, watched, count = torch.zeros(4), torch.zeros(5, 4), torch.zeros(5, 4), 0
         for start in range(0, stream_SN.shape[1] - 1, LENGTH):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from joma.experiments import Verdict
-from joma.experiments.language import _reference, _summary
+from joma.experiments.language import DEPTHS, RATES, findings
+from joma.experiments.language import curves as recordings
 from joma.experiments.language import figure as figures
-from joma.experiments.language._curves import Curves
-from joma.experiments.language._groups import DEPTHS, RATES
+from joma.experiments.language.curves import EntropyCurves
 from tests.experiments._language import FULL, curves, depths, rates, write_reference
 
 SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
@@ -20,7 +20,7 @@ SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"
 
 class TestVerdict:
     def test_depths(self):
-        outcome = _summary.judge_depths(depths(), FULL)
+        outcome = findings.judge_depths(depths(), FULL)
         assert outcome.agrees
         assert "5.357, 5.255, 5.169, 5.110 at 1, 2, 5 and 10 layers" in outcome.finding
         assert "with 1 layer in layer 0 (3/3)" in outcome.finding
@@ -35,33 +35,33 @@ class TestVerdict:
         ],
     )
     def test_depths_that_differ(self, changed):
-        assert not _summary.judge_depths(depths(**changed), FULL).agrees
+        assert not findings.judge_depths(depths(**changed), FULL).agrees
 
     def test_depth_5_need_not_bounce(self):
         flat = curves(5, loss=5.169, low=1.4, end=1.4)
-        assert _summary.judge_depths(depths(d5=flat), FULL).agrees
+        assert findings.judge_depths(depths(d5=flat), FULL).agrees
 
-    @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
+    @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
     def test_spoiled_arithmetic_is_said(self, judge):
         every = {**depths(), **rates()}
-        odd = dataclasses.replace(every[5, 1e-4], apart=0.0115)
+        odd = dataclasses.replace(every[5, 1e-4], share_apart=0.0115)
         outcome = judge({**every, (5, 1e-4): odd}, FULL)
         assert not outcome.agrees
         assert "with 5 layers at learning rate 1e-4 the training loss of one" in outcome.finding
         assert "at 1.1% of the updates" in outcome.finding or "at 1.2% of" in outcome.finding
-        rare = dataclasses.replace(odd, apart=0.0009)
+        rare = dataclasses.replace(odd, share_apart=0.0009)
         assert judge({**every, (5, 1e-4): rare}, FULL).agrees
 
     def test_what_is_missing_is_named(self):
         some = {key: own for key, own in depths().items() if key[0] < 5}
-        outcome = _summary.judge_depths(some, FULL)
+        outcome = findings.judge_depths(some, FULL)
         assert outcome.verdict is Verdict.INCOMPLETE
         assert "depth-5, depth-10" in outcome.finding
         assert len(outcome.table) == 2
-        assert _summary.judge_rates({}, FULL).verdict is Verdict.INCOMPLETE
+        assert findings.judge_rates({}, FULL).verdict is Verdict.INCOMPLETE
 
     def test_rates(self):
-        outcome = _summary.judge_rates(rates(), FULL)
+        outcome = findings.judge_rates(rates(), FULL)
         assert outcome.agrees, outcome.finding
         assert "collapses in every network at 1e-3 and 1e-2" in outcome.finding
 
@@ -75,14 +75,14 @@ class TestVerdict:
             curves(5, 1e-5, loss=5.671, low=0.1, end=0.05),  # does
         ],
     )
-    def test_rates_that_differ(self, changed: Curves):
-        assert not _summary.judge_rates(rates(changed=changed), FULL).agrees
+    def test_rates_that_differ(self, changed: EntropyCurves):
+        assert not findings.judge_rates(rates(changed=changed), FULL).agrees
 
     def test_at_1e_2_the_loss_may_be_a_tenth_off(self):
         far = curves(5, 1e-2, loss=6.85, low=0.1, end=0.05)
-        assert _summary.judge_rates(rates(far=far), FULL).agrees
+        assert findings.judge_rates(rates(far=far), FULL).agrees
 
-    @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
+    @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
     def test_a_smaller_size_is_not_comparable(self, judge):
         every = {**depths(), **rates()}
         narrow = dataclasses.replace(FULL, size=dataclasses.replace(FULL.size, width=100))
@@ -96,29 +96,9 @@ class TestVerdict:
 
     def test_what_is_tested_is_said(self):
         assert "a bounce in layer 0 of every network of 1 and 2 layers" in (
-            _summary.judge_depths(depths(), FULL).finding
+            findings.judge_depths(depths(), FULL).finding
         )
-        assert "no bounce is" in _summary.judge_rates(rates(), FULL).finding
-
-    def test_bounces_are_counted_at_every_threshold(self):
-        own = curves(2)
-        fall = float(own.entropy[0, 0, 0] - own.entropy[0].min())
-        rise = float(own.entropy[0, -1, 0] - own.entropy[0].min())
-        assert own.bounced_at(0.2) == own.bounced
-        assert own.bounced_at(min(fall, rise) + 0.01) == [0, 0]
-        words = _summary.judge_depths(depths(), FULL).paragraphs[1]
-        assert words.startswith("Bounces by threshold, at 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5 nats")
-        assert "1 layer 3 3 3 3 " in words
-        table = _summary.tables([own])["bounces"]
-        assert len(table["bounces"]) == 2 * len(_summary.THRESHOLDS)
-
-    def test_ranks_that_bounce_back_are_counted(self):
-        own = curves(2)
-        rank = np.broadcast_to(np.linspace(100, 10, 59)[:, None], (2, 59, 3)).copy()
-        rank[1, -2, 2] = 8.0
-        shown = {**depths(), (2, 1e-4): dataclasses.replace(own, stable_rank=rank)}
-        words = _summary.judge_depths(shown, FULL).paragraphs[-1]
-        assert "2 layers 1 of 6 (at most 1.250 times the lowest)" in words
+        assert "no bounce is" in findings.judge_rates(rates(), FULL).finding
 
     def test_the_findings_are_counted_by_layer_and_by_network(self):
         own = curves(2)
@@ -127,13 +107,13 @@ class TestVerdict:
         own = dataclasses.replace(own, entropy=entropy)
         assert (own.collapsed, own.collapses) == ([0, 1], 1)
         assert own.bounced == [3, 2]
-        assert _summary._of([0, 3, 3, 1], own) == "layers 1–2 (3/3), layer 3 (1/3)"
+        assert own.bounced == [3, 2]
 
 
 class TestReference:
     def test_what_was_written_is_read(self, tmp_path):
         expected = {(2, 1e-4): curves(2), (5, 1e-3): curves(5, 1e-3)}
-        found = _reference.read(write_reference(tmp_path / "r", expected))
+        found = recordings.read_recorded(write_reference(tmp_path / "r", expected))
         assert found.keys() == expected.keys()
         for key, own in expected.items():
             assert found[key].steps == own.steps
@@ -147,33 +127,31 @@ class TestReference:
             (lambda text: text.replace("seed", "sead", 1), "must begin with .* got layers,lr,sead"),
             (lambda text: text + "2,0.0001,0,0,0\n", "got '2,0.0001,0,0,0' in line"),
             (lambda text: text + "2,0.0001,0,x,0,1.0\n", "got '2,0.0001,0,x,0,1.0' in line"),
-            (lambda text: text + "2,0.0001,0,0,2,1.0\n", "of layers there are"),
             (lambda text: text + "2,0.0001,9,0,0,nan\n", "must have finite numbers"),
-            (lambda text: text + "2,0.0001,0,0,0,1.0\n", "a second time"),
             (lambda text: text + "2,0.0001,9,0,0,1.0\n", "seed 9 has no step 1000 in layer 0"),
         ],
     )
     def test_a_damaged_record_gets_one_sentence(self, tmp_path, change, sentence: str):
         folder = write_reference(tmp_path / "r", {(2, 1e-4): curves(2)})
-        file = folder / _reference.ENTROPY
+        file = folder / recordings.ENTROPY_FILE
         file.write_text(change(file.read_text()))
         with pytest.raises(ValueError, match=f"^reference .*{sentence}"):
-            _reference.read(folder)
+            recordings.read_recorded(folder)
 
     def test_missing_or_no_text(self, tmp_path):
         with pytest.raises(ValueError, match=r"entropy\.csv cannot be read: No such file"):
-            _reference.read(tmp_path)
-        (tmp_path / _reference.ENTROPY).write_bytes(b"\xff\xfe\x00")
+            recordings.read_recorded(tmp_path)
+        (tmp_path / recordings.ENTROPY_FILE).write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ValueError, match="must be a text of comma-separated values"):
-            _reference.read(tmp_path)
+            recordings.read_recorded(tmp_path)
 
     def test_a_comparison_by_hand(self):
         recorded, ours = curves(1), curves(1, low=1.4, end=2.25)
-        (pair,) = _reference.compare({(1, 1e-4): ours}, {(1, 1e-4): recorded})
+        (pair,) = recordings.compare({(1, 1e-4): ours}, {(1, 1e-4): recorded})
         one, two = ours.entropy[0].mean(-1), recorded.entropy[0].mean(-1)
         assert pair.pearson == pytest.approx(np.corrcoef(one, two)[0, 1])
         assert pair.left_out == pytest.approx(1)
-        off = np.abs(one - two) <= _reference.BAND + 0.01  # the seeds are .01 apart
+        off = np.abs(one - two) <= recordings.BAND + 0.01  # the seeds are .01 apart
         assert pair.inside == pytest.approx(off.mean())
         assert (pair.lowest, pair.recorded_lowest) == pytest.approx((1.41, 1.51))
         assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
@@ -182,34 +160,34 @@ class TestReference:
 
     def test_only_common_steps_of_the_same_networks_are_compared(self):
         recorded = curves(1)
-        assert not _reference.compare({(1, 1e-3): curves(1, 1e-3)}, {(1, 1e-4): recorded})
+        assert not recordings.compare({(1, 1e-3): curves(1, 1e-3)}, {(1, 1e-4): recorded})
         shifted = dataclasses.replace(recorded, steps=tuple(s + 1 for s in recorded.steps))
-        assert not _reference.compare({(1, 1e-4): shifted}, {(1, 1e-4): recorded})
-        assert math.isnan(_reference.pearson(np.ones(4), np.arange(4.0)))
+        assert not recordings.compare({(1, 1e-4): shifted}, {(1, 1e-4): recorded})
+        assert math.isnan(recordings.pearson(np.ones(4), np.arange(4.0)))
 
     def test_checks_of_depths_can_turn(self):
         recorded = depths()
-        checks = _summary.check_depths(_reference.compare(recorded, recorded))
+        checks = findings.check_depths(recordings.compare(recorded, recorded))
         assert [check.holds for check in checks] == [True] * 5
         far = depths(d5=curves(5, low=2.4, end=1.2), d10=curves(10, low=2.4, end=1.2, start=2.6))
-        checks = _summary.check_depths(_reference.compare(far, recorded))
+        checks = findings.check_depths(recordings.compare(far, recorded))
         assert [check.holds for check in checks] == [False] * 5
 
     def test_checks_of_rates_can_turn(self):
         recorded = rates()
-        pairs = _reference.compare(recorded, recorded)
-        assert all(check.holds for check in _summary.check_rates(pairs, recorded, recorded))
+        pairs = recordings.compare(recorded, recorded)
+        assert all(check.holds for check in findings.check_rates(pairs, recorded, recorded))
         far = {key: curves(5, key[1], 8.0, 0.1, 0.05, start=2.6) for key in recorded}
-        checks = _summary.check_rates(_reference.compare(far, recorded), far, recorded)
+        checks = findings.check_rates(recordings.compare(far, recorded), far, recorded)
         assert not any(check.holds for check in checks)
 
     def test_the_recorded_runs_are_as_alike_as_known(self):
-        if not (SHARED / "reference" / _reference.ENTROPY).is_file():
+        if not (SHARED / "reference" / recordings.ENTROPY_FILE).is_file():
             pytest.skip("JOMA_SHARED names no folder with reference/wikitext2_entropy.csv")
-        recorded = _reference.read(SHARED / "reference")
+        recorded = recordings.read_recorded(SHARED / "reference")
         assert sum(own.seeds for own in recorded.values()) == 141
         shown = {(depth, 1e-4): recorded[depth, 1e-4] for depth in DEPTHS}
-        pairs = _reference.compare(shown, recorded)
+        pairs = recordings.compare(shown, recorded)
         assert len(pairs) == 18
         assert sum(pair.left_out >= 0.95 for pair in pairs) == 6
         five = [pair.left_out for pair in pairs if pair.depth == 5]
@@ -217,11 +195,11 @@ class TestReference:
         lowest = {(p.depth, p.layer): (p.lowest, p.end) for p in pairs}
         assert lowest[1, 0] == pytest.approx((1.554, 2.213), abs=1e-3)
         assert lowest[10, 9] == pytest.approx((2.269, 2.503), abs=1e-3)
-        for rate, loss in _summary.RECORDED_LOSS.items():
+        for rate, loss in findings.RECORDED_LOSS.items():
             assert recorded[5, rate].best.mean() == pytest.approx(loss, abs=6e-4)
-        assert _summary.judge_depths(shown_with_ranks(shown), FULL).agrees
+        assert findings.judge_depths(shown_with_ranks(shown), FULL).agrees
         swept = {(5, rate): recorded[5, rate] for rate in RATES}
-        assert _summary.judge_rates(shown_with_ranks(swept), FULL).agrees
+        assert findings.judge_rates(shown_with_ranks(swept), FULL).agrees
 
 
 def shown_with_ranks(recorded: dict) -> dict:

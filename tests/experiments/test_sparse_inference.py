@@ -1,6 +1,5 @@
 """Sparse inference at its smallest, and what its numbers are made to say."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -9,25 +8,23 @@ import torch
 
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.sparse_inference import findings
-from joma.experiments.sparse_inference.bridge import held_out, spearman
-from joma.experiments.sparse_inference.networks import path_of, recomputed_loss, sampled
-from joma.experiments.sparse_inference.results import (
-    ModelResults,
-    bridge_rows,
-    chosen_rule,
-    collect,
-    spent_budgets,
-)
-from joma.experiments.sparse_inference.setting import (
+from joma.experiments.sparse_inference import (
     FILES,
     GEMMA,
     POLICIES,
-    SIZES,
     SMOLLM,
+    findings,
     keys_of,
     policy_of,
 )
+from joma.experiments.sparse_inference.findings import (
+    ModelResults,
+    collect,
+    held_out,
+    layer_rankings,
+    spearman,
+)
+from joma.experiments.sparse_inference.study import path_of, recomputed_loss, sampled
 from joma.inference.quality import text_loss
 from joma.models import Loaded, SpecialTokens
 from joma.runs import Run
@@ -47,7 +44,7 @@ def made(tmp_path_factory) -> tuple[Run, Any]:
 def test_everything_is_measured_and_drawn(made):
     run, outcome = made
     assert outcome.verdict is Verdict.NOT_COMPARABLE  # a model trained here alone
-    assert run.tables == ["allocation", "layers", "losses", "streams", "tasks"]
+    assert run.tables == ["layers", "losses", "streams"]
     assert [path.name for path in run.figures if path.suffix == ".png"] == [
         "sparse-inference-bridge.png",
         "sparse-inference.png",
@@ -58,15 +55,26 @@ def test_everything_is_measured_and_drawn(made):
     full, plain = (losses["nll"][losses["policy"] == name] for name in ("full", "plain"))
     np.testing.assert_allclose(full, plain, atol=1e-5)
     assert [row["cache"] for row in outcome.table][:2] == ["full cache", "window (recency)"]
+    progress: list[object] = []
+    again = EXPERIMENT.request(scale="tiny", progress=lambda *given: progress.append(given))
+    assert EXPERIMENT.reproduce(run, again).paragraphs == outcome.paragraphs
+    assert not progress  # what is done is not done again
 
 
-def test_what_is_done_is_not_done_again(made, monkeypatch):
-    run, outcome = made
-    monkeypatch.setattr(
-        "joma.experiments.sparse_inference.study.load_model", lambda *_: pytest.fail("again")
-    )
-    again = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
-    assert again.paragraphs == outcome.paragraphs
+def test_a_model_that_was_stopped_resumes_to_the_same_numbers(made, tmp_path):
+    def stop(what: str, *_: object) -> None:
+        if "stream" in what:
+            raise KeyboardInterrupt
+
+    whole, _ = made
+    run = Run.create("sparse-inference", whole.config, out=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny", progress=stop))
+    assert collect(run) == []
+    EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
+    for name in ("losses", "streams"):
+        one, two = (own.read_table(name)["nll"] for own in (run, whole))
+        np.testing.assert_array_equal(one, two)
 
 
 def planted(
@@ -95,9 +103,8 @@ def planted(
     }
     shared = {"keys": 51, "cache_bytes": 1e5, "tokens_per_processor_second": 100.0}
     rows = [
-        {"policy": policy, "share": share, "chunk": chunk, "nll": nll(rise), **shared}
+        {"policy": policy, "share": share, "chunk": 8, "nll": nll(rise), **shared}
         for share in (0.2, 0.5)
-        for chunk in (8, 16)
         for policy, rise in rises.items()
     ]
     for row in rows:  # in chunks all is well: what counts is token by token
@@ -116,17 +123,6 @@ def planted(
             ]
         },
         "stream": {"policies": policies, "tokens": 1536, "rows": 1, "keys": 256, "context": 8192},
-        "tasks": {
-            "tasks": {
-                "needle": {
-                    "full": [True] * 9 + [False],
-                    "why": "",
-                    "rows": [{"policy": "window", "share": 0.2, "correct": [False] * 10}],
-                },
-                "frequent": {"full": [True] * 7 + [False] * 3, "why": "", "rows": []},
-            },
-            "length": 256,
-        },
         "layers": {
             "entropy": layers.tolist(),
             "first": (-layers).tolist(),
@@ -136,18 +132,8 @@ def planted(
                 for policy in ("heavy-hitter", "window")
             },
         },
-        "allocation": {
-            "rows": [
-                {"share": 0.2, "rule": rule, "floor": floor, "nll": nll(rise)}
-                for rule, floor, rise in (
-                    ("even", 1.0, 0.1),
-                    ("mass", 0.5, 0.05),
-                    ("entropy", 0.5, 0.2),
-                )
-            ]
-        },
     }
-    return ModelResults(name, parts, 8)
+    return ModelResults(name, parts)
 
 
 @pytest.mark.parametrize(
@@ -179,40 +165,20 @@ def test_the_verdict_turns_with_the_numbers(changed, sinks, heavy, verdict):
 
 def test_sentences_have_the_numbers_and_the_tasks_left_out():
     text = " ".join(findings.judge([planted(), planted(GEMMA)]).paragraphs)
-    assert "needle, 10 examples of 256 tokens: full cache 90%; at 20% window (recency) 0%" in text
-    assert "Left out, as the full cache is below 80%: frequent (full cache 70%)" in text
     assert "a window alone +2.00" in text
-    assert "mass with a floor of 0.5 is best on half of the windows" in text
-    assert "Clearly better in 2, clearly worse in 0 of 2 cases" in text
-
-
-def test_rules_are_chosen_on_one_half_and_judged_on_the_other():
-    model = planted()
-    rows = copy.deepcopy(model.parts["allocation"]["rows"])
-    for row in rows:
-        if row["rule"] == "entropy":  # good on the half it is chosen on, and bad on the other
-            row["nll"] = [
-                one + (1.0 if index % 2 else -1.0) for index, one in enumerate(row["nll"])
-            ]
-    turned = ModelResults(SMOLLM, {**model.parts, "allocation": {"rows": rows}}, 8)
-    spent = spent_budgets([turned])
-    assert chosen_rule(spent) == ("entropy", 0.5)
-    assert next(one for one in spent if one.rule == "entropy").judged_on.mean > 0.9
-    text = " ".join(findings.judge([turned]).paragraphs)
-    assert "Clearly better in 0, clearly worse in 1 of 1 cases" in text
+    assert "heavy hitters at 20% token by token: +0.0" in text
+    assert "cost of one layer cut to window (recency), Spearman with: entropy +" in text
 
 
 def test_correlations_are_those_of_ranks_and_have_intervals():
     random = np.random.default_rng(0)
     layers = random.normal(size=30)
-    found = spearman(list(layers), list(np.exp(layers)))
-    assert found.value == pytest.approx(1)
-    assert found.low == pytest.approx(1)
-    noise = spearman(list(layers), list(random.normal(size=30)))
+    found = spearman(layers, np.exp(layers))
+    assert (found.value, found.low) == pytest.approx((1, 1))
+    noise = spearman(layers, random.normal(size=30))
     assert noise.low < 0 < noise.high
-    assert not noise.is_clear
-    assert np.isnan(spearman([1, 2], [1, 2]).value)
-    assert np.isnan(spearman([1, 1, 1, 1], [1, 2, 3, 4]).value)
+    assert np.isnan(spearman(np.arange(2.0), np.arange(2.0)).value)
+    assert np.isnan(spearman(np.ones(4), np.arange(4.0)).value)
 
 
 def test_a_model_held_out_is_ranked_by_the_others_alone():
@@ -223,7 +189,7 @@ def test_a_model_held_out_is_ranked_by_the_others_alone():
     costs["c"] = -costs["c"]  # the opposite of what the others teach
     assert held_out(features, costs)["c"].value < -0.9
     assert held_out({"a": features["a"]}, {"a": costs["a"]}) == {}
-    row = bridge_rows([planted(), planted(GEMMA)])[0]
+    row = layer_rankings([planted(), planted(GEMMA)])[0]
     assert row.single["entropy"].value > 0.95
     assert row.single["first"].value < -0.95
     assert row.combined is not None
@@ -286,4 +252,4 @@ def test_models_are_those_given_or_found(tmp_path, monkeypatch):
 def test_a_folder_without_measurements_has_no_models(tmp_path):
     request = EXPERIMENT.request(scale="tiny")
     run = Run.resume("sparse-inference", request.config, out=tmp_path / "run")
-    assert collect(run, SIZES["tiny"]) == []
+    assert collect(run) == []

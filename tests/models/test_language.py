@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from joma.kernels.language import Dropout
 from joma.models import LanguageConfig, LanguageModel
-from joma.models.language import LanguageBlock
+from joma.models.networks import LanguageBlock
 
 CONFIG = LanguageConfig(vocabulary=50, layers=3, width=12, hidden=16, heads=2, length=9)
 

@@ -16,7 +16,7 @@ from transformers.integrations import sdpa_attention
 
 from joma.errors import JomaError
 from joma.models import enable_checkpointing
-from joma.models.parts import Part
+from joma.models.model_weights import Part
 from joma.probes import AttentionMap, probe, tap_attention, watch_attention
 from joma.probes.tap import AttentionCall
 from tests.architectures import _reference

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from joma.runs import Run
-from joma.train.language import Config, Trained, changing, series_folder, train
+from joma.train.language import (
+    Config,
+    LanguageTraining,
+    Processes,
+    Trained,
+    changing,
+    series_folder,
+    train,
+)
 
 STEPS = 12
 SIZES: dict[str, dict[str, Any]] = {
@@ -64,6 +72,11 @@ def make(text: Path, kind: str = "gpt_neox", **sections: dict[str, Any]) -> Conf
 def begin(config: Config, folder: Path, **options: Any) -> Trained:
     run = Run.resume("train", config.sections(), out=folder, changing=changing(config))
     return train(config, run, **options)
+
+
+def trainer_of(config: Config, processes: Processes | None = None) -> LanguageTraining:
+    """A training without a folder, to make its steps one by one."""
+    return LanguageTraining(config, None, processes or Processes())
 
 
 def logged(folder: Path, name: str) -> tuple[list[int], list[float]]:

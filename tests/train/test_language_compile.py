@@ -1,5 +1,6 @@
 """`training.compile`: the same losses, resume, what cannot be compiled, what steps wait for."""
 
+import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from joma.errors import JomaError
-from joma.train.language import Config, Processes, _compute
-from joma.train.language._trainer import Trainer
-from joma.train.language._training import _Session
-from tests.train._language import SIZES, Stop, begin, ended, logged, make, stop_after, write_text
+from joma.train.language import Config, LanguageTraining, Processes
+from tests.train._language import (
+    SIZES,
+    Stop,
+    begin,
+    logged,
+    make,
+    stop_after,
+    trainer_of,
+    write_text,
+)
 from tests.train.test_optimizers import left
 
+COMPUTE = "joma.train.language._model"
 MONITOR: dict[str, Any] = {"off": False, "every": 4, "budget": 0.0}
 
 
@@ -39,7 +47,7 @@ class Graphs:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     found = Graphs()
-    monkeypatch.setattr(_compute, "BACKEND", found)
+    monkeypatch.setattr(f"{COMPUTE}.BACKEND", found)
     return found
 
 
@@ -47,12 +55,12 @@ def refuse(graph: Any, inputs: Any) -> Any:
     raise RuntimeError("no compiler was found\nand here is what to install")
 
 
-def steps(trainer: Trainer, count: int) -> list[float]:
+def steps(trainer: LanguageTraining, count: int) -> list[float]:
     losses = []
     for step in range(count):
         losses.append(float(trainer.backward(step)))
-        trainer.update(step)
-        trainer.clear()
+        trainer.update()
+        trainer.drop_gradients()
     return losses
 
 
@@ -87,7 +95,7 @@ def test_masks_are_left_out_only_where_they_change_nothing(
         model.eval()
         expected = model(input_ids=tokens).logits
         model.train()
-        _compute.without_masks(model, 40)
+        importlib.import_module(COMPUTE).without_masks(model, 40)
         assert model.training
         model.eval()
         torch.testing.assert_close(model(input_ids=tokens).logits, expected)
@@ -99,7 +107,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in SIZES if kind != 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", *SLOW])
 def test_one_graph_with_causal_attention_and_the_loss_in_it(text: Path, graphs: Graphs, kind: str):
-    Trainer(make(text, kind, training={"compile": True}), Processes())
+    trainer_of(make(text, kind, training={"compile": True}))
     assert len(graphs.code) == 2  # one for training, one for validation
     for code in graphs.code:
         attention = [line for line in code.splitlines() if "scaled_dot_product" in line]
@@ -122,46 +130,23 @@ def test_losses_are_those_of_an_uncompiled_training(
         np.testing.assert_allclose(compiled, plain, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("graphs")
-@pytest.mark.parametrize("kind", [pytest.param("gpt_neox", marks=pytest.mark.slow), "gpt2"])
-def test_it_resumes_bit_for_bit(text: Path, tmp_path: Path, kind: str):
-    config = make(text, kind, training={"compile": True})
-    begin(config, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(config, tmp_path / "run", progress=stop_after(5))
-    assert begin(config, tmp_path / "run").begun_at >= 5
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("graphs")
-def test_a_training_may_be_resumed_compiled(text: Path, tmp_path: Path):
-    plain = make(text, training={"compile": False})
-    begin(plain, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(plain, tmp_path / "run", progress=stop_after(5))
-    begin(make(text, training={"compile": True}), tmp_path / "run")
-    one, two = (logged(tmp_path / name, "loss")[1] for name in ("straight", "run"))
-    np.testing.assert_allclose(one, two, rtol=1e-5)
-    assert begin(make(text), tmp_path / "run").begun_at == 12  # auto
-
-
 def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    plain = Trainer(make(text), Processes())
+    plain = trainer_of(make(text))
     assert not plain.compute.compiled
-    monkeypatch.setattr(_compute, "BACKEND", refuse)
-    monkeypatch.setattr(_compute, "compiles", lambda config, processes: True)
+    monkeypatch.setattr(f"{COMPUTE}.BACKEND", refuse)
+    monkeypatch.setattr(f"{COMPUTE}.compiles", lambda config, processes: True)
     with caplog.at_level(logging.WARNING, "joma"):
-        fallen = Trainer(make(text), Processes())
+        fallen = trainer_of(make(text))
     (record,) = caplog.records
     said = "torch cannot compile the model (RuntimeError: no compiler was found)"
     assert record.message.startswith(said)
     assert record.message.endswith("; it is trained uncompiled, which is slower")
     assert not fallen.compute.compiled
     assert steps(fallen, 3) == steps(plain, 3)
-    assert fallen.validation_loss() == plain.validation_loss()
+    windows = plain.feed.at(0)
+    assert fallen.compute.validation_loss(windows) == plain.compute.validation_loss(windows)
 
 
 def wrong(graph: Any, inputs: Any) -> Any:
@@ -179,105 +164,29 @@ def wrong(graph: Any, inputs: Any) -> Any:
 def test_code_that_computes_something_else_is_not_used(
     text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    plain = Trainer(make(text), Processes())
-    monkeypatch.setattr(_compute, "BACKEND", wrong)
+    plain = trainer_of(make(text))
+    monkeypatch.setattr(f"{COMPUTE}.BACKEND", wrong)
     with pytest.raises(JomaError, match="its compiled loss is"):
-        Trainer(make(text, training={"compile": True}), Processes())
-    monkeypatch.setattr(_compute, "compiles", lambda config, processes: True)
+        trainer_of(make(text, training={"compile": True}))
+    monkeypatch.setattr(f"{COMPUTE}.compiles", lambda config, processes: True)
     with caplog.at_level(logging.WARNING, "joma"):
-        fallen = Trainer(make(text), Processes())
+        fallen = trainer_of(make(text))
     assert "its compiled loss is" in caplog.text
     assert not fallen.compute.compiled
     assert steps(fallen, 3) == steps(plain, 3)
-
-
-def test_what_was_asked_for_and_cannot_be_compiled_is_refused(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(_compute, "BACKEND", refuse)
-    said = r"^training.compile must be false or auto here: torch cannot compile .*no compiler"
-    with pytest.raises(JomaError, match=said):
-        Trainer(make(text, training={"compile": True}), Processes())
-
-
-def test_updates_within_the_backward_pass_are_not_compiled(text: Path):
-    def config(compile: bool | str) -> Config:
-        galore = {"name": "galore-adamw", "rank": 4, "per_layer": True, "verbose": False}
-        return make(text, optimizer=galore, training={"compile": compile})
-
-    with pytest.raises(JomaError, match=r"false or auto with optimizer\.per_layer"):
-        Trainer(config(True), Processes())
-    assert not Trainer(config("auto"), Processes()).compute.compiled
-
-
-@pytest.mark.usefixtures("graphs")
-def test_gradients_of_pieces_add_up_in_tensors_of_their_own(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """As with CUDA graphs, whose gradients the next piece overwrites."""
-    training = {"accumulate": 4, "compile": True}
-    expected = steps(Trainer(make(text, training=training), Processes()), 4)
-
-    class Graphed(_compute.Compute):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.graphs = True
-
-    monkeypatch.setattr("joma.train.language._trainer.Compute", Graphed)
-    monkeypatch.setattr("torch.compiler.cudagraph_mark_step_begin", lambda: None)
-    trainer = Trainer(make(text, training=training), Processes())
-    parameters = list(trainer.model.parameters())
-    places = [one.grad.data_ptr() for one in parameters if one.grad is not None]
-    assert len(places) == len(parameters)
-    assert steps(trainer, 4) == expected
-    assert [one.grad.data_ptr() for one in parameters if one.grad is not None] == places
-    assert all(not one.grad.any() for one in parameters if one.grad is not None)
 
 
 @pytest.mark.parametrize(
     ("kind", "drops"), [("gpt_neox", False), ("llama", False), ("gpt2", True), ("opt", True)]
 )
 def test_only_dropout_is_seeded(text: Path, kind: str, drops: bool):
-    trainer = Trainer(make(text, kind), Processes())
+    trainer = trainer_of(make(text, kind))
     assert trainer.compute.drops == drops
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         before = torch.get_rng_state()
         trainer.backward(3)
         assert torch.equal(torch.get_rng_state(), before) != drops
-
-
-def test_noise_of_a_router_is_seeded():
-    module: Any = torch.nn.Linear(2, 2)
-    assert not _compute._drops(module)
-    module.jitter_noise = 0.1
-    assert _compute._drops(module)
-    module.jitter_noise = 0.0
-    assert not _compute._drops(module)
-
-
-class Fetches(TorchDispatchMode):
-    """Counts values that the host asks for, for each of which a GPU would have to be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.nonzero)
-        self.count += func.overloadpacket in waits
-        return func(*args, **(kwargs or {}))
-
-
-def test_steps_fetch_nothing_from_the_device(text: Path):
-    """Losses are fetched once for all steps between two times at which the loop logs."""
-    session = _Session(Trainer(make(text), Processes()), None, lambda what, done, total: None)
-    session.advance(1)
-    with Fetches() as fetches:
-        session.advance(8)
-    assert fetches.count == 0
-    at, losses = session.losses()
-    assert (at, losses.shape) == (range(9), (9, 1))
 
 
 @pytest.mark.slow
@@ -298,16 +207,6 @@ def test_compiled_code_itself(text: Path, tmp_path: Path, kind: str):
     assert left(tmp_path / "run") == left(tmp_path / "straight")
 
 
-@pytest.mark.slow
-def test_compiled_dropout_resumes_bit_for_bit(text: Path, tmp_path: Path):
-    config = make(text, "gpt2", training={"compile": True})
-    begin(config, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(config, tmp_path / "run", progress=stop_after(5))
-    begin(config, tmp_path / "run")
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("kind", "accumulate"), [("gpt_neox", 1), ("gpt_neox", 2), ("llama", 2)])
 def test_cuda_graphs_train_as_uncompiled_steps_do(
@@ -320,7 +219,7 @@ def test_cuda_graphs_train_as_uncompiled_steps_do(
         return make(text, kind, training=training, monitor=MONITOR)
 
     gpu = Processes(device=torch.device("cuda"))
-    trainer = Trainer(config("auto"), gpu)
+    trainer = trainer_of(config("auto"), gpu)
     assert trainer.compute.graphs
     del trainer
     begin(config(False), tmp_path / "plain", processes=gpu)
@@ -339,7 +238,7 @@ def test_cuda_graphs_train_as_uncompiled_steps_do(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_steps_on_a_gpu_do_not_wait_for_it(text: Path):
     gpu = Processes(device=torch.device("cuda"))
-    session = _Session(Trainer(make(text), gpu), None, lambda what, done, total: None)
+    session = trainer_of(make(text), gpu)
     session.advance(3)
     torch.cuda.set_sync_debug_mode("error")
     try:

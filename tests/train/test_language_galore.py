@@ -1,9 +1,5 @@
 """GaLore and eight-bit AdamW in `joma train`: settings, accumulation, clipping, resume."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.train.language import Config, Processes
-from joma.train.language._trainer import Trainer
+from joma.train.language import Config, LanguageTraining, Processes
 from tests.train._language import STEPS, Stop, begin, logged, make, stop_after, write_text
 from tests.train.test_optimizers import left
 
@@ -33,20 +28,22 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_text(tmp_path / "text")
 
 
-def trainer_of(text: Path, kind: str = "gpt_neox", accumulate: int = 1, **settings: Any) -> Trainer:
+def trainer_of(
+    text: Path, kind: str = "gpt_neox", accumulate: int = 1, **settings: Any
+) -> LanguageTraining:
     sections = {"optimizer": GALORE | settings, "training": {"accumulate": accumulate}}
-    return Trainer(make(text, kind, **sections), Processes())
+    return LanguageTraining(make(text, kind, **sections), None, Processes())
 
 
-def steps(trainer: Trainer, first: int, last: int) -> dict[str, Tensor]:
+def steps(trainer: LanguageTraining, first: int, last: int) -> dict[str, Tensor]:
     for step in range(first, last):
         trainer.backward(step)
-        trainer.update(step)
+        trainer.update()
         trainer.optimizer.zero_grad()
     return {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
 
 
-def settings_of(trainer: Trainer, name: str) -> dict[str, Any]:
+def settings_of(trainer: LanguageTraining, name: str) -> dict[str, Any]:
     groups = trainer.optimizer.param_groups  # type: ignore[attr-defined]
     pairs = ((one, group[name]) for group in groups for one in group["param_names"])
     return dict(pairs)
@@ -116,7 +113,7 @@ def test_pieces_of_a_step_are_accumulated(text: Path) -> None:
     plain = trainer_of(text, **options)
     steps(plain, 0, 1)
     layered = trainer_of(text, per_layer=True, **options)
-    layered.load(1, dict(plain.state()), plain.about())
+    layered.load_state(1, dict(plain.state()), plain.about())
     expected = steps(plain, 1, 5)
     for name, one in steps(layered, 1, 5).items():
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
@@ -162,28 +159,3 @@ def test_a_training_resumes_bit_for_bit(text: Path, tmp_path: Path, name: str) -
         assert logged(tmp_path / "7", "projection_energy") == logged(
             tmp_path / "straight", "projection_energy"
         )
-
-
-def _die(text: Path, folder: Path) -> None:
-    """What a process does that is killed after seven steps."""
-
-    def progress(what: str, done: int, total: int) -> None:
-        if done >= 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    begin(configs(text)["eight bits"], folder, progress=progress)
-
-
-@pytest.mark.slow
-def test_a_killed_training_resumes_bit_for_bit(text: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.train.test_language_galore", text, tmp_path / "killed"]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=300, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    config = configs(text)["eight bits"]
-    assert 0 < begin(config, tmp_path / "killed").begun_at < STEPS
-    begin(config, tmp_path / "straight")
-    assert left(tmp_path / "killed") == left(tmp_path / "straight")
-
-
-if __name__ == "__main__":
-    _die(Path(sys.argv[1]), Path(sys.argv[2]))

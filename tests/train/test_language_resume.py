@@ -1,9 +1,6 @@
 """Trainings of a language model that were stopped, on full disks and by Ctrl-C, end the same."""
 
 import errno
-import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +10,11 @@ from joma.runs import Checkpoints, Run
 from joma.train import loop
 from joma.train.language import (
     Config,
-    Processes,
-    _export,
     changing,
     check_length,
     series_folder,
     train,
 )
-from joma.train.language._trainer import Trainer
 from tests.runs import _failing
 from tests.train._language import STEPS, Stop, begin, ended, logged, make, stop_after, write_text
 
@@ -49,16 +43,6 @@ def test_stopped_anywhere_it_ends_the_same(
         assert step <= result.begun_at <= result.step == STEPS
         assert result.loss == straight.loss
         assert ended(folder) == ended(tmp_path / "straight")
-
-
-def test_one_that_has_ended_is_not_trained_again(text: Path, tmp_path: Path):
-    config = make(text)
-    first = begin(config, tmp_path / "run")
-    before = ended(tmp_path / "run")
-    again = begin(config, tmp_path / "run")
-    assert (again.begun_at, again.step) == (STEPS, STEPS)
-    assert again.loss == first.loss
-    assert ended(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(("kind", "first"), [("gpt_neox", 10), ("gpt2", 12)])
@@ -125,21 +109,6 @@ def test_models_past_the_new_end_are_removed(text: Path, tmp_path: Path):
     assert names == ["step-000000", "step-000004", "step-000007"]
 
 
-def test_what_is_refused_leaves_the_number_of_steps(text: Path, tmp_path: Path):
-    folder, train_text = tmp_path / "run", text / "train.txt"
-    before = train_text.read_text()
-    begin(constant(text, 6), folder)
-    left = ended(folder)
-    train_text.write_text(f"{before}the cat.\n")
-    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
-        begin(constant(text, 10), folder)
-    train_text.write_text(before)
-    assert Run.open(folder).config["training"]["steps"] == 6
-    assert begin(constant(text, 6), folder).begun_at == 6
-    assert ended(folder) == left
-    assert begin(constant(text, 10), folder).step == 10
-
-
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_where_rates_follow_from_the_number_of_steps_it_is_not(
     text: Path, tmp_path: Path, schedule: str
@@ -155,22 +124,6 @@ def test_where_rates_follow_from_the_number_of_steps_it_is_not(
             check_length(asked(steps=steps), run)
     check_length(asked(), run)
     check_length(asked(steps=20, seed=1), run)  # another training anyway
-
-
-def test_ctrl_c_saves_first(text: Path, tmp_path: Path):
-    config = make(text, checkpoints={"seconds": 1e9})
-    begin(config, tmp_path / "straight")
-
-    def interrupt(what: str, done: int, total: int) -> None:
-        if done >= 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        begin(config, tmp_path / "run", progress=interrupt)
-    (saved,) = Run.open(tmp_path / "run").checkpoints.steps
-    assert 3 <= saved < STEPS
-    assert begin(config, tmp_path / "run").begun_at == saved
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
 
 
 def test_another_text_is_not_gone_on_with(text: Path, tmp_path: Path):
@@ -229,23 +182,8 @@ def test_a_disk_that_is_full_for_a_model_of_the_series(
 
 
 def test_what_killed_exports_left_is_removed(text: Path, tmp_path: Path):
+    begin(make(text), tmp_path / "run")
     for name in (".step-000004.tmp", ".step-000004.old"):
-        (tmp_path / "run" / "series" / name).mkdir(parents=True)
-    _export.remove_leftovers(tmp_path / "run")
-    assert list((tmp_path / "run" / "series").iterdir()) == []
-
-
-def test_a_model_that_is_there_is_replaced_whole(text: Path, tmp_path: Path):
-    config = make(text)
-    begin(config, tmp_path / "run")
-    trainer = Trainer(config, Processes())
-    trainer.export(tmp_path / "run", STEPS)
-    trainer.finish_exports()
-    folder = series_folder(tmp_path / "run", STEPS)
-    first = series_folder(tmp_path / "run", 0)
-    both = [(path / "model.safetensors").read_bytes() for path in (folder, first)]
-    assert both[0] == both[1]
-    assert json.loads((folder / "config.json").read_text())["architectures"] == [
-        "GPTNeoXForCausalLM"
-    ]
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+        (tmp_path / "run" / "series" / name).mkdir()
+    begin(make(text), tmp_path / "run")
+    assert not list((tmp_path / "run" / "series").glob(".*"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joma.models import AttentionPart
-from joma.models.parts import Place, Weight
+from joma.models.model_weights import Place, Weight
 from joma.probes import AttentionCall, stable_rank
 from joma.probes.metrics import Effort
 from joma.probes.metrics.stable_rank import StableRanks

@@ -2,15 +2,15 @@
 
 An experiment makes numbers, compares them with the published ones and draws the comparison; it
 holds no mathematics, no model and no drawing style of its own. Its file, or the `__init__.py` of
-its folder, declares an `EXPERIMENT`: what was published, what may be asked of it and which function
+its folder, declares an `Experiment`: what was published, what may be asked of it and which function
 does it. That declaration must import nothing heavy: all of them are read to answer `joma --help`.
 `EXPERIMENTS` has every experiment that is found here, by the name that `joma reproduce` takes.
+Training in groups, resuming, tables and figures are the work of `_frame`.
 """
 
 import importlib
 import pkgutil
 import re
-import warnings
 from typing import Any
 
 from joma.experiments._claim_list import ListedClaim, list_claims
@@ -46,12 +46,13 @@ def _find() -> dict[str, Experiment]:
     Those that train networks come last; in both parts figures come first.
     """
     names = [module.name for module in pkgutil.iter_modules(__path__)]
-    modules = [
-        importlib.import_module(f"{__name__}.{name}")
+    found = [
+        declared
         for name in names
         if not name.startswith("_") and name != "claims"  # which takes long to import
+        for declared in vars(importlib.import_module(f"{__name__}.{name}")).values()
+        if isinstance(declared, Experiment)
     ]
-    found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
     return {experiment.name: experiment for experiment in sorted(found, key=_order)}
 
 
@@ -65,7 +66,4 @@ def __getattr__(name: str) -> Any:
         return globals().setdefault(name, _find())
     if any(module.name == name for module in pkgutil.iter_modules(__path__)):
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "Choice":
-        warnings.warn("Choice is deprecated, use ChoiceOption", DeprecationWarning, stacklevel=2)
-        return ChoiceOption
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,10 +34,6 @@ class Scale:
     device: str
     memory: str
 
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise JomaError(f"seconds must be positive, got {self.seconds!r}")
-
 
 @dataclass(frozen=True)
 class Option:
@@ -56,10 +52,6 @@ class Option:
     help: str
     kind: type[int] | type[float] = float
     published: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        for value in self.published if self.default is None else (self.default, *self.published):
-            self.checked(value)
 
     def at(self, scale: str) -> float | None:
         """Return its value when none is given, which is the same at every scale."""
@@ -98,14 +90,6 @@ class ChoiceOption:
     choices: tuple[str, ...]
     other: Callable[[str], str] | None = None
 
-    def __post_init__(self) -> None:
-        for value in self.defaults.values():
-            if value not in self.choices:
-                raise JomaError(
-                    f"defaults must be among {', '.join(self.choices)} for {self.name}, "
-                    f"got {value!r}"
-                )
-
     def at(self, scale: str) -> str:
         """Return its value at a scale when none is given."""
         return self.defaults[scale]
@@ -117,6 +101,37 @@ class ChoiceOption:
         if self.other is None or not isinstance(value, str):
             raise JomaError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
         return self.other(value)
+
+
+def corpus_option(defaults: Mapping[str, str]) -> ChoiceOption:
+    """Return the option for the text of an experiment, given that of each scale."""
+    return ChoiceOption(
+        "corpus",
+        defaults,
+        "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
+        "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
+        choices=("wikitext-2", "wikitext-103", "embedded"),
+        other=_folder_or_hub,
+    )
+
+
+def _folder_or_hub(given: str) -> str:
+    """Return a text that is none of those with a name, as the run folder keeps it."""
+    folder = Path(given)
+    if given.startswith("hub:"):
+        return given
+    if not given or not folder.is_dir():
+        raise JomaError(
+            "corpus must be wikitext-2, wikitext-103, embedded, hub:NAME or a folder with "
+            f"train.txt and valid.txt, got {given!r}, which is none of them"
+        )
+    missing = [name for name in ("train.txt", "valid.txt") if not (folder / name).is_file()]
+    if missing:
+        raise JomaError(
+            "corpus must be a folder with train.txt and valid.txt, "
+            f"got {given!r}, which has no {' and no '.join(missing)}"
+        )
+    return str(folder.resolve())  # the same from wherever it is named
 
 
 @dataclass(frozen=True)
@@ -194,15 +209,6 @@ class Outcome:
     table: Sequence[Mapping[str, Any]] = ()
     paragraphs: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.verdict, Verdict):
-            raise JomaError(f"verdict must be a Verdict, got {self.verdict!r}")
-        for row in self.table:
-            if list(row) != list(self.table[0]):
-                raise JomaError(
-                    f"table must have rows of equal keys, got {list(self.table[0])} and {list(row)}"
-                )
-
     @property
     def agrees(self) -> bool:
         """Whether ours shows what was published."""
@@ -248,16 +254,6 @@ class Experiment:
     needs: str = ""
     estimate: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
-    def __post_init__(self) -> None:
-        if self.default_scale not in (self.scales or ("",)):
-            available = ", ".join(self.scales) or "empty"
-            raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
-
-    @property
-    def comparable(self) -> bool:
-        """Whether it can be compared with recorded results."""
-        return bool(self.reference)
-
     def reproduce(self, run: "Run", request: Request) -> Outcome:
         """Make the data and the figures in a run folder, as requested."""
         return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
@@ -283,8 +279,13 @@ class Experiment:
             raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
-        if reference is not None:
-            self._check_reference(reference)
+        if reference is not None and not self.reference:
+            raise JomaError(
+                f"reference must not be given for {self.name}, which has no recorded results to "
+                f"compare with, got '{reference}'"
+            )
+        if reference is not None and not reference.is_dir():
+            raise JomaError(f"reference must be a folder with recorded results, got '{reference}'")
         groups = tuple(groups)
         if scale:
             self._check("scale", scale, self.scales)
@@ -312,15 +313,6 @@ class Experiment:
             for name, option in named.items()
         }
 
-    def _check_reference(self, given: Path) -> None:
-        if not self.comparable:
-            raise JomaError(
-                f"reference must not be given for {self.name}, which has no recorded results to "
-                f"compare with, got '{given}'"
-            )
-        if not given.is_dir():
-            raise JomaError(f"reference must be a folder with recorded results, got '{given}'")
-
     def _check(self, what: str, given: str, available: Iterable[str]) -> None:
         names = ", ".join(available)
         if not names:
@@ -331,13 +323,39 @@ class Experiment:
             raise JomaError(f"{what} must be one of {names} for {self.name}, got {given!r}")
 
 
-def publish(run: "Run", experiment: Experiment, figure: "Figure", outcome: Outcome) -> None:
-    """Write a figure to the run, captioned with the published observation and with ours."""
+def publish(
+    run: "Run",
+    experiment: Experiment,
+    outcome: Outcome,
+    figure: "Figure | None",
+    tables: Mapping[str, Mapping[str, Any]],
+    **summary: Any,
+) -> None:
+    """Write what an experiment found to its run folder: tables, `summary.json` and the figure.
+
+    Args:
+        run: The run.
+        experiment: The experiment, whose published observation stands in the figure's caption.
+        outcome: How it ended, which stands next to it.
+        figure: The figure, None where nothing can be drawn yet.
+        tables: The columns of each table.
+        **summary: What `summary.json` has besides the outcome's table and paragraphs.
+    """
     from joma.report import figures
 
-    texts = {"title": experiment.title, "published": experiment.published}
-    found = {"finding": outcome.finding, "verdict": outcome.verdict}
-    figures.save(run, experiment.name, figure, **texts, **found)
+    for name, table in tables.items():
+        run.write_table(name, table)
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
+    if figure is not None:
+        figures.save(
+            run,
+            experiment.name,
+            figure,
+            title=experiment.title,
+            published=experiment.published,
+            finding=outcome.finding,
+            verdict=outcome.verdict,
+        )
 
 
 def _load(name: str) -> Any:

@@ -133,7 +133,7 @@ class _CrossEntropies(torch.autograd.Function):
         widened, weight, d_logits = ctx.saved_tensors
         width, each = weight.shape[1], gradients[0].view(-1, 1, 1).to(weight.dtype)
         d_x = torch.bmm(d_logits, weight.mT).mul_(each)
-        d_weight = torch.bmm(widened.mT, d_logits).mul_(each)
+        d_weight = torch.bmm((widened * each).mT, d_logits)
         d_bias = d_weight[:, width : width + 1].to(ctx.bias_type)
         return d_x, d_weight[:, :width], d_bias, None, None, None, None
 

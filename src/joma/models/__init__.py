@@ -19,10 +19,8 @@ from joma.models.architectures import (
 )
 from joma.models.blank import enable_checkpointing
 from joma.models.discovery import find_stored_weights, find_weights, reader_path
-from joma.models.language import LanguageConfig, LanguageModel
-from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
-from joma.models.parts import (
+from joma.models.model_weights import (
     AttentionPart,
     BlockPart,
     Found,
@@ -33,9 +31,17 @@ from joma.models.parts import (
     Rows,
     Weight,
 )
+from joma.models.networks import (
+    Embedding,
+    LanguageConfig,
+    LanguageModel,
+    LayerNorm,
+    Linear,
+    Transformer,
+    TransformerConfig,
+)
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
-from joma.models.transformer import Transformer, TransformerConfig
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 __all__ = [

@@ -10,10 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -31,8 +31,6 @@ SCHEDULES = {"pythia": PYTHIA}
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""
-
-Kind = Literal["missing", "unreadable", "unlike", "duplicate"]
 
 _NAMED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration)s?[-_]?(\d+)")
 _LAST = re.compile(r"(\d+)$")
@@ -148,17 +146,15 @@ class SeriesProblem:
             "duplicate", its files are those of another step.
         steps: All the steps it is about.
         sentence: What a person should know.
-        evidence: The hashes or names behind it.
     """
 
-    kind: Kind
+    kind: str
     steps: tuple[int, ...]
     sentence: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the record that `joma series verify --json` prints."""
-        return {**vars(self), "steps": list(self.steps), "evidence": dict(self.evidence)}
+        return {**vars(self), "steps": list(self.steps)}
 
 
 @dataclass(frozen=True)
@@ -383,21 +379,20 @@ def _unlike(fingerprints: Mapping[int, Fingerprint]) -> Iterable[SeriesProblem]:
                 f"step {step} is of another model: {len(names)} of its tensors differ from those "
                 f"of the other steps, such as {names[0]}, which is {has} and should be {should}."
             )
-            yield SeriesProblem("unlike", (step,), sentence, {"tensors": names[:10]})
+            yield SeriesProblem("unlike", (step,), sentence)
 
 
 def _duplicates(fingerprints: Mapping[int, Fingerprint]) -> Iterable[SeriesProblem]:
     by_contents: dict[tuple[str, ...], list[int]] = {}
     for step, it in sorted(fingerprints.items()):
         by_contents.setdefault(tuple(sorted(it.files.values())), []).append(step)
-    for contents, steps in by_contents.items():
+    for steps in by_contents.values():
         if len(steps) > 1:
             *first, last = map(str, steps)
             sentence = f"steps {', '.join(first)} and {last} are byte-identical"
             if steps[0] == min(fingerprints):
                 sentence += "; a learning rate that begins at zero can do that at the first step"
-            evidence = {"sha256": list(contents)}
-            yield SeriesProblem("duplicate", tuple(steps), f"{sentence}.", evidence)
+            yield SeriesProblem("duplicate", tuple(steps), f"{sentence}.")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

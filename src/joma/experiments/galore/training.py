@@ -1,83 +1,203 @@
-"""Training networks one by one, each in a run folder of its own, several at a time on a GPU."""
+"""The small Llama and its text, the optimizer of each method, and the training of one network."""
 
 import contextlib
-import multiprocessing
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from joma.common.quiet import quietly
+from joma.data import BYTES, corpus, encoded
+from joma.errors import JomaError
 from joma.experiments._experiment import Request
-from joma.experiments._trained import groups_done, member_seeds
-from joma.experiments.galore.lora import add_lora
-from joma.experiments.galore.networks import (
-    ByteText,
-    load_text,
-    loss_of,
-    make_model,
-    make_optimizer,
-    matrices,
-    schedule,
-    state_bytes,
-    validation_loss,
-)
-from joma.experiments.galore.setting import (
-    CLIP,
-    CONTROLS,
-    DESCENT_RATE,
-    MANY,
-    READINGS,
-    TUNING_MEMBER,
-    GaLoreNetwork,
-    GaloreSize,
-)
-from joma.experiments.galore.study import SubspaceStudy
+from joma.experiments._frame import groups_done, member_seeds
+from joma.experiments.galore import TUNING_MEMBER, GaLoreNetwork, GaloreSize
+from joma.optim import GaLoreAdamW
 from joma.runs import Run
 
-_NO_MATTER = (
-    "processes",
-    "seeds",
-    "variant_seeds",
-    "rates",
-    "climb",
-    "ranks",
-    "svd_ranks",
-    "gaps",
-    "moments",
-    "moment_gaps",
-    "switches",
-    "controls",
-)
-"""Fields of the size that decide which networks there are, and not what becomes of one."""
-
-_OTHER_BATCHES = 10**6
-"""More than the steps of any training: batches from there on are never trained on."""
-
-WARM_STEPS = 20
-"""Steps before the time of a step is measured, at most as many as are measured."""
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises."""
+LAST_RATE = 0.1
+"""The learning rate at the end, as a share of the highest."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """One network, and all that its process must know.
+@dataclass(frozen=True, eq=False)
+class ByteText:
+    """The bytes of a text.
 
     Attributes:
-        folder: Its run folder.
-        network: The network.
-        size: Size of the experiment.
-        seed: Seed of the experiment.
-        device: What to compute on.
+        train: Those to learn from.
+        valid: The sequences to measure on, each with the byte that follows, (N, window + 1).
+        window: Bytes of a sequence.
     """
 
-    folder: Path
-    network: GaLoreNetwork
-    size: GaloreSize
-    seed: int
-    device: str
+    train: Tensor
+    valid: Tensor
+    window: int
+
+    def batch(self, seed: int, step: int, count: int) -> Tensor:
+        """Return the sequences of a step, each with the byte that follows, (count, window + 1)."""
+        random = np.random.default_rng((seed, step))
+        starts = torch.from_numpy(random.integers(0, len(self.train) - self.window, count))
+        device = self.train.device
+        within = torch.arange(self.window + 1, device=device)
+        return self.train[starts.to(device)[:, None] + within].long()
+
+
+def load_text(size: GaloreSize, device: str) -> ByteText:
+    """Read the text of a size.
+
+    Raises:
+        JomaError: It is not there, or is too short.
+    """
+    source, length = corpus(size.corpus), size.window + 1
+    train, valid = (
+        torch.from_numpy(np.array(encoded(source, BYTES, split).tokens, dtype=np.uint8))
+        for split in ("train", "valid")
+    )
+    if len(train) <= length or len(valid) < length:
+        raise JomaError(f"corpus {size.corpus} must have at least {length + 1} bytes in each split")
+    count = min(size.valid_windows, len(valid) // length)
+    starts = torch.linspace(0, len(valid) - length, count).long()  # spread over the whole split
+    windows = valid[starts[:, None] + torch.arange(length)]
+    return ByteText(train.to(device), windows.long().to(device), size.window)
+
+
+def make_model(size: GaloreSize, seed: int, device: str) -> nn.Module:
+    """Return an untrained Llama over bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=BYTES.size,
+        hidden_size=size.width,
+        intermediate_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.window,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    with quietly(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)
+    return model.to(device)
+
+
+def loss_of(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the bytes that follow, in nats."""
+    logits = model(input_ids=sequences[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), sequences[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, text: ByteText, batch: int) -> float:
+    """Return the loss on the sequences to measure on."""
+    parts = text.valid.split(batch)
+    losses = [loss_of(model, part).double() * len(part) for part in parts]
+    return float(torch.stack(losses).sum()) / len(text.valid)
+
+
+def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained matrices of the layers by name: those that GaLore projects, or LoRA's."""
+    inside: Any = model
+    return {
+        name: one
+        for name, one in inside.model.layers.named_parameters()
+        if one.ndim == 2 and one.requires_grad
+    }
+
+
+class LoRALinear(nn.Module):
+    """A linear layer W₀ + BA, of which A (r, n) and B (m, r) are trained and W₀ is not.
+
+    B starts at zero: the layer begins as the one it replaces (Hu et al., 2021).
+
+    Args:
+        base: The layer with W₀, which is frozen.
+        rank: r.
+        random: Draws A.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        weight = base.weight
+        bound = math.sqrt(3 / base.in_features)
+        start = torch.rand(rank, base.in_features, generator=random) * 2 - 1
+        self.down = nn.Parameter((start * bound).to(weight.device, weight.dtype))
+        self.up = nn.Parameter(weight.new_zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (W₀ + BA)x, without forming BA."""
+        return self.base(x) + nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+
+
+def add_lora(model: nn.Module, rank: int, seed: int) -> None:
+    """Replace every linear layer of the blocks by one with LoRA, from the weights it has now."""
+    random = torch.Generator().manual_seed(seed)
+    inside: Any = model
+    for parent in list(inside.model.layers.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, LoRALinear(child, rank, random))
+
+
+def make_optimizer(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
+    """Return the optimizer of a network's method; that of AdamW for LoRA too."""
+    if network.method in ("full", "lora"):
+        inside = list(matrices(model).values())
+        taken = {id(one) for one in inside}
+        rest = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
+        return torch.optim.AdamW(
+            [{"params": inside, "share": network.rate.share}, {"params": rest}],
+            lr=network.rate.rate,
+            weight_decay=0.0,
+            fused=device == "cuda",
+        )
+    return GaLoreAdamW(
+        model,
+        network.rate.rate,
+        rank=network.rank,
+        gap=network.gap,
+        scale=network.rate.share,
+        moments=network.moments,  # type: ignore[arg-type]
+        projection="svd" if network.method == "svd" else "power",
+        stagger=network.method != "svd",
+        seed=network.member,
+        verbose=False,
+    )
+
+
+def schedule(done: float) -> float:
+    """Return the learning rate as a share of the highest: a linear rise, then half a cosine.
+
+    Args:
+        done: Share of the training that is done.
+    """
+    if done < WARM_UP:
+        return done / WARM_UP
+    along = (done - WARM_UP) / (1 - WARM_UP)
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * along)) / 2
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of an optimizer's state, without single numbers such as step counts."""
+    return sum(
+        one.numel() * one.element_size()
+        for state in optimizer.state.values()
+        for one in state.values()
+        if isinstance(one, Tensor) and one.ndim
+    )
+
+
+OptimizerMaker = Callable[[nn.Module, GaLoreNetwork, str], torch.optim.Optimizer]
 
 
 def train_networks(
@@ -85,8 +205,7 @@ def train_networks(
 ) -> None:
     """Train the networks that are not done, each in `groups/NAME` of the run's folder.
 
-    One that was stopped starts over. On a GPU several are trained at the same time, but those whose
-    time is measured one after the other.
+    One that was stopped starts over.
 
     Args:
         run: Run of the experiment.
@@ -96,46 +215,22 @@ def train_networks(
         what: What the progress is called.
     """
     ended = groups_done(run, [one.name for one in networks])
-    tasks = [
-        Task(run.path / "groups" / one.name, one, size, request.seed, request.device)
-        for one in networks
-        if one.name not in ended
-    ]
-    several = several_at_once(size, request.device)
-    shared = [task for task in tasks if not task.network.timed] if several > 1 else []
-    alone = [task for task in tasks if task not in shared]
-    done = 0
-    with contextlib.ExitStack() as stack:
-        if shared:
-            load_text(size, "cpu")  # encoded once, before all processes ask for it
-            # Each process has its own place in the GPU's queue; one alone leaves it mostly idle.
-            pool = multiprocessing.get_context("spawn").Pool(min(several, len(shared)))
-            stack.enter_context(pool)
-            for _ in pool.imap_unordered(train_network, shared):
-                done += 1
-                request.progress(f"train {what}", done, len(tasks))
-    for task in alone:
+    left = [one for one in networks if one.name not in ended]
+    for done, network in enumerate(left):
 
-        def report(step: int, steps: int, name: str = task.network.name) -> None:
-            request.progress(f"train {what}, {name}", step, steps)
+        def report(step: int, steps: int, done: int = done) -> None:
+            request.progress(f"train {what}", done * steps + step, len(left) * steps)
 
-        train_network(task, report)
-        done += 1
-        request.progress(f"train {what}", done, len(tasks))
-
-
-def several_at_once(size: GaloreSize, device: str) -> int:
-    """Return how many networks are trained at the same time on a device."""
-    return size.processes if device == "cuda" else 1
-
-
-OptimizerMaker = Callable[[nn.Module, GaLoreNetwork, str], torch.optim.Optimizer]
+        train_network(run.path / "groups" / network.name, network, size, request, report)
 
 
 def train_network(
-    task: Task,
+    folder: Path,
+    network: GaLoreNetwork,
+    size: GaloreSize,
+    request: Request,
     report: Callable[[int, int], None] = lambda *_: None,
-    optimizer: OptimizerMaker = make_optimizer,
+    make: OptimizerMaker = make_optimizer,
 ) -> None:
     """Train one network and write what became of it to its run folder.
 
@@ -143,208 +238,84 @@ def train_network(
     networks in full rank what `SubspaceStudy` measures; `outcome.json` has the rest.
 
     Args:
-        task: The network, and where it goes.
+        folder: Run folder of the network.
+        network: The network.
+        size: Size of the experiment.
+        request: What was asked of the experiment.
         report: Is called with the number of steps made and of all steps.
-        optimizer: Makes the optimizer of the model, the network and the device.
+        make: Makes the optimizer of the model, the network and the device.
     """
-    network, size = task.network, task.size
-    settings = {key: value for key, value in asdict(size).items() if key not in _NO_MATTER}
-    config = {**settings, "network": asdict(network), "seed": task.seed}
-    own = Run.resume("galore-network", config, out=task.folder, device=task.device)
-    own.metrics.rewind(-1)
-    text = load_text(size, task.device)
+    device = request.device
+    config = {**size.training, "network": asdict(network), "seed": request.seed}
+    run = Run.resume("galore-network", config, out=folder, device=device)
+    run.metrics.rewind(-1)
+    text = load_text(size, device)
     # Networks with the same number have the same seed, whatever their method.
-    seed = member_seeds("galore", task.seed, network.member + 1)[network.member]
-    model = make_model(size, seed, task.device)
-    trainer = _Trainer(own, model, network, size, seed, text, task.device, optimizer)
-    if network.timed:
-        outcome = trainer.measure_time()
-    elif network.reading:
-        outcome = trainer.train_recipe()
-    else:
-        outcome = trainer.train(report)
-    own.metrics.flush()
-    own.write_json("outcome", {"status": "done", "device": task.device, **outcome})
-
-
-class _Trainer:
-    """A network, its optimizer and its text."""
-
-    def __init__(
-        self,
-        run: Run,
-        model: nn.Module,
-        network: GaLoreNetwork,
-        size: GaloreSize,
-        seed: int,
-        text: ByteText,
-        device: str,
-        make: OptimizerMaker,
-    ) -> None:
-        self.run, self.model, self.network, self.size = run, model, network, size
-        self.text, self.device, self.seed = text, device, seed
-        self.parameters = sum(one.numel() for one in model.parameters())
-        self._losses: list[tuple[int, torch.Tensor]] = []
-        first = network
-        if network.full_rate is not None:
-            first = GaLoreNetwork("full", network.full_rate, network.member)
-        elif network.method == "lora":
-            self._add_lora()
-        self._make = _make_control if network.control else make
-        self.rate, self.optimizer = first.rate, self._make(model, first, device)
-
-    def train(self, report: Callable[[int, int], None]) -> dict[str, Any]:
-        """Train to the end, and return what came of it."""
-        size, network = self.size, self.network
-        study = None
-        if network.method == "full" and network.member != TUNING_MEMBER:
-            study = SubspaceStudy(self.run, size, matrices(self.model), self._averaged_gradients)
-        seconds, measured = 0.0, set(size.measured_steps)
-        for step in range(size.steps):
-            if step in measured:
-                self._evaluate(step)
-                report(step, size.steps)
-            if network.switch and step == network.switch:
-                self._add_lora()
-                self.rate = network.rate
-                self.optimizer = self._make(self.model, network, self.device)
-            begun = time.perf_counter()
-            self._set_rate(step, size.steps, network.switch)
-            at = 0 if network.control in CONTROLS[1:] else step
-            self._backward(step, self.text.batch(self.seed, at, size.batch))
-            if study is not None:
-                seconds += time.perf_counter() - begun
-                study.before_step(step)
-                begun = time.perf_counter()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            seconds += time.perf_counter() - begun
-        final = self._evaluate(size.steps)
+    seed = member_seeds("galore", request.seed, network.member + 1)[network.member]
+    model = make_model(size, seed, device)
+    parameters = sum(one.numel() for one in model.parameters())
+    now = network
+    if network.full_rate is not None:
+        now = GaLoreNetwork("full", network.full_rate, network.member)
+    elif network.method == "lora":
+        add_lora(model, network.rank, seed)
+    optimizer = make(model, now, device)
+    study = None
+    if network.method == "full" and network.member != TUNING_MEMBER:
+        study = SubspaceStudy(run, size, matrices(model))
+    losses, times, final = list[Tensor](), list[float](), float("nan")
+    for step in range(size.steps + 1):
+        if step in size.measured_steps:
+            with _fast_products(device):
+                final = validation_loss(model, text, size.batch)
+            run.metrics.append(step, "validation_loss", final)
+            report(step, size.steps)
+        if step == size.steps:
+            break
+        if network.switch and step == network.switch:
+            add_lora(model, network.rank, seed)
+            now, optimizer = network, make(model, network, device)
+        begun = _now(device)
+        rate = now.rate.rate * schedule((step + 1) / size.steps)
+        if network.switch and step >= network.switch:  # rises again
+            rate *= min(1.0, (step + 1 - network.switch) / max(1.0, 0.02 * size.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("share", 1.0)
+        with _fast_products(device):
+            loss = loss_of(model, text.batch(seed, step, size.batch))
+            loss.backward()
+        losses.append(loss.detach())
         if study is not None:
-            study.at_end(size.steps)
-        return self._outcome(final, size.steps, seconds=seconds / size.steps)
-
-    def train_recipe(self) -> dict[str, Any]:
-        """Train in micro-batches as one reading of the 7B recipe has it."""
-        size, reading = self.size, self.network.reading
-        moves_at_once = reading == READINGS[2]
-        trained = [one for one in self.model.parameters() if one.requires_grad]
-        updates, norms = 0, list[float]()
-        for step in range(size.recipe_steps):
-            self._set_rate(step, size.recipe_steps)
-            batch = self.text.batch(self.seed, step, size.recipe_batch or size.batch)
-            parts = batch.tensor_split(size.micro_batches)
-            for part in parts:
-                self._backward(step, part, share=1 / len(parts))
-                if moves_at_once:
-                    self.optimizer.step()  # in the backward pass the parameters moved already
-                    updates += 1
-            norm = nn.utils.clip_grad_norm_(trained, CLIP if reading == READINGS[0] else 1e30)
-            norms.append(float(norm))
-            if not moves_at_once:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                updates += 1
-        final = self._evaluate(size.recipe_steps)
-        over = sum(norm > CLIP for norm in norms) / len(norms)
-        return self._outcome(final, size.recipe_steps, updates=updates, clipped=over, norms=norms)
-
-    def measure_time(self) -> dict[str, Any]:
-        """Return the mean time of a step and the longest, of as many as a gap has."""
-        size = self.size
-        warm = min(WARM_STEPS, size.timed_steps)
-        times = []
-        for step in range(warm + size.timed_steps):
-            self._synchronize()
-            begun = time.perf_counter()
-            self._set_rate(step, warm + size.timed_steps)
-            self._backward(step, self.text.batch(self.seed, step, size.batch))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self._synchronize()
-            times.append(time.perf_counter() - begun)
-        measured = times[warm:]
-        mean = sum(measured) / len(measured)
-        return self._outcome(None, len(times), seconds=mean, slowest=max(measured))
-
-    def _backward(self, step: int, sequences: torch.Tensor, share: float = 1.0) -> None:
-        with _fast_products(self.device):
-            loss = loss_of(self.model, sequences)
-            (loss * share).backward()
-        self._losses.append((step, loss.detach()))
-
-    def _evaluate(self, step: int) -> float:
-        with _fast_products(self.device):
-            loss = validation_loss(self.model, self.text, self.size.batch)
-        self.run.metrics.append(step, "validation_loss", loss)
-        for at, value in self._losses:
-            self.run.metrics.append(at, "loss", float(value))
-        self._losses.clear()
-        return loss
-
-    def _set_rate(self, step: int, steps: int, switch: int = 0) -> None:
-        """Set the learning rate of a step; the one of LoRA rises again after the switch."""
-        if self.network.control in CONTROLS[2:]:
-            return  # as gradient descent in theory, at one rate
-        share = schedule((step + 1) / steps)
-        if switch and step >= switch:
-            share *= min(1.0, (step + 1 - switch) / max(1.0, 0.02 * steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate.rate * share * group.get("share", 1.0)
-
-    def _averaged_gradients(self, step: int) -> tuple[dict[str, torch.Tensor], int]:
-        """Return the mean gradients of matrices over batches that are not trained on, and how many.
-
-        None where they are not wanted.
-        """
-        inside = matrices(self.model)
-        total = {name: torch.zeros_like(one) for name, one in inside.items()}
-        times = {"": 1, CONTROLS[0]: MANY}.get(self.network.control, 0)
-        count = times * self.size.averaged
-        for number in range(count):
-            batch = self.text.batch(
-                self.seed, _OTHER_BATCHES * (number + 1) + step, self.size.batch
-            )
-            with _fast_products(self.device), torch.enable_grad():
-                found = torch.autograd.grad(loss_of(self.model, batch), list(inside.values()))
-            for name, one in zip(inside, found, strict=True):
-                total[name] += one / count
-        return total if count else {}, count
-
-    def _add_lora(self) -> None:
-        model: Any = self.model
-        add_lora(model.model.layers, self.network.rank, self.seed)
-
-    def _synchronize(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-
-    def _outcome(self, final: float | None, steps: int, **more: Any) -> dict[str, Any]:
-        projected = getattr(self.optimizer, "projected", [])
-        captured = [one.captured for one in projected if one.captured is not None]
-        return {
-            "network": self.network.name,
-            "validation_loss": final,
-            "steps": steps,
-            "parameters": self.parameters,
-            "state_bytes": state_bytes(self.optimizer),
-            "captured": sum(captured) / len(captured) if captured else None,
-            "refreshes": max((one.refreshes for one in projected), default=0),
-            **more,
-        }
+            paused = _now(device)
+            study.before_step(step)
+            begun += _now(device) - paused
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(_now(device) - begun)
+    if study is not None:
+        study.at_end(size.steps)
+    for step, loss in enumerate(losses):
+        run.metrics.append(step, "loss", float(loss))
+    run.metrics.flush()
+    outcome = {
+        "status": "done",
+        "device": device,
+        "network": network.name,
+        "validation_loss": final,
+        "steps": size.steps,
+        "parameters": parameters,
+        "state_bytes": state_bytes(optimizer),
+        "seconds": sum(times) / len(times),
+        "slowest": max(times[len(times) // 10 :]),  # the first steps also load and compile
+    }
+    run.write_json("outcome", outcome)
 
 
-def _make_control(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
-    """Return the optimizer of a control, and freeze what it does not train."""
-    if network.control in CONTROLS[:2]:
-        return make_optimizer(model, network, device)
-    if network.control == CONTROLS[3]:
-        last: Any = model
-        last = last.model.layers[-1].mlp.down_proj.weight
-        for one in model.parameters():
-            one.requires_grad_(one is last)
-    trained = [one for one in model.parameters() if one.requires_grad]
-    return torch.optim.SGD(trained, lr=DESCENT_RATE)
+def _now(device: str) -> float:
+    """Return the time at which the device has done all it was asked."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -356,3 +327,88 @@ def _fast_products(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class SubspaceStudy:
+    """Gradient rank, captured energy of old bases, and weight subspaces, logged by matrix.
+
+    At every studied step t, the metrics of the run get `gradient_stable_rank`, ‖G‖²_F / ‖G‖², and
+    `gradient_captured`, the share of ‖G‖²_F in its own r leading singular directions. For each lag
+    k they get `captured_after_K` at step t: the share of ‖G_{t+k}‖²_F in the directions of G_t. At
+    the end they get `weight_overlap` and `weight_stable_rank` at every studied step: how much of
+    the r leading directions of W_t − W_0 lies in those of the last W − W_0. Directions are those of
+    the shorter side.
+
+    Args:
+        run: Run of the network.
+        size: Size of the experiment; says when to measure, and r.
+        matrices: The matrices by name.
+    """
+
+    def __init__(self, run: Run, size: GaloreSize, matrices: Mapping[str, nn.Parameter]) -> None:
+        self.run, self.size, self.matrices = run, size, matrices
+        self._bases: dict[int, dict[str, Tensor]] = {}
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._start = self._weights()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: one.detach().cpu().clone() for name, one in self.matrices.items()}
+
+    @torch.no_grad()
+    def before_step(self, step: int) -> None:
+        """Measure before the parameters move in a step, with the gradients there."""
+        studied = step in self.size.studied_steps
+        new: dict[str, Tensor] = {}
+        for name, one in self.matrices.items():
+            assert one.grad is not None
+            gradient = one.grad.float()
+            for lag in self.size.lags:
+                if step - lag in self._bases:
+                    old = captured_share(gradient, self._bases[step - lag][name])
+                    self._log(step - lag, f"captured_after_{lag}", old, name)
+            if studied:
+                new[name], squares = leading_directions(gradient, self.size.rank)
+                self._log(step, "gradient_stable_rank", squares.sum() / squares[0], name)
+                own = captured_share(gradient, new[name])
+                self._log(step, "gradient_captured", own, name)
+        if studied:
+            self._bases[step], self._kept[step] = new, self._weights()
+        last = max(self.size.lags, default=0)
+        self._bases = {begun: one for begun, one in self._bases.items() if step - begun < last}
+
+    @torch.no_grad()
+    def at_end(self, step: int) -> None:
+        """Compare the weights of every studied step with the last ones."""
+        self._kept[step] = self._weights()
+        device = next(iter(self.matrices.values())).device
+        for name, start in self._start.items():
+            # Seven matrices a layer: one at a time, so that the device keeps one alone.
+            learned = {at: (one[name] - start).to(device) for at, one in self._kept.items() if at}
+            final, _ = leading_directions(learned[step], self.size.rank)
+            for at, moved in learned.items():
+                basis, squares = leading_directions(moved, self.size.rank)
+                overlap = (final.mT @ basis).square().sum() / basis.shape[1]
+                self._log(at, "weight_overlap", overlap, name)
+                self._log(at, "weight_stable_rank", squares.sum() / squares[0], name)
+
+    def _log(self, step: int, name: str, value: Tensor, module: str) -> None:
+        layer = int(module.split(".")[0])
+        self.run.metrics.append(step, name, float(value), module=module, layer=layer)
+
+
+def leading_directions(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return leading singular directions of the shorter side as columns, and all squared values.
+
+    They are those of the smaller Gram matrix in float64, which is far faster than an SVD on a GPU
+    and exact enough for shares of energy.
+    """
+    wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().mT
+    squares, directions = torch.linalg.eigh(wide @ wide.mT)  # in rising order
+    return directions[:, -rank:].to(matrix.dtype), squares.flip(0)
+
+
+def captured_share(gradient: Tensor, basis: Tensor) -> Tensor:
+    """Return the share of ‖G‖² in a subspace of the shorter side, 0 to 1."""
+    rows, columns = gradient.shape
+    inside = basis.mT @ gradient if rows <= columns else gradient @ basis
+    return inside.square().sum() / gradient.square().sum().clamp(min=1e-30)

@@ -7,7 +7,7 @@ key, the lower the more often they occur together (Theorem 5).
 A sequence shows its tokens in random order, so that neighbours mean nothing, and every token is as
 often the query as any other. A height's ratio is its share of the attention that goes to other
 tokens, over what evenly spread attention would give it. What "first" and "later" mean is defined
-in `_course`.
+in `findings`.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ EXPERIMENT = Experiment(
         "attention first associates the tokens of the same lowest hierarchy as the query, which "
         "co-occur most with it, then gradually reaches out to those that co-occur less (Fig. 5)."
     ),
-    run="joma.experiments.hierarchy.figure:reproduce",
+    run="joma.experiments.hierarchy.results:reproduce",
     scales=SCALES,
     default_scale="small",
     options=(

@@ -13,7 +13,13 @@ from torch.nn import functional
 from joma import random
 from joma.data import HBLT, Batch
 from joma.experiments._experiment import Request
-from joma.experiments._trained import FRESH_STEP, NetworkSize, TransformerGroup, member_seeds
+from joma.experiments._frame import (
+    FRESH_STEP,
+    NetworkCell,
+    NetworkSize,
+    TransformerGroup,
+    member_seeds,
+)
 from joma.experiments.hierarchy import SGD_STEPS
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam, StackedSGD
@@ -26,8 +32,9 @@ HEIGHTS = tuple(range(1, DEPTH + 1))
 """Of the common ancestor of two different tokens; `DEPTH` where they share the class alone."""
 
 LENGTH = 16
-"""Positions of a sequence. A sample has 6 tokens on average; the few of one in 2,500 that has more
-than 16 are left out."""
+"""Positions of a sequence.
+
+A sample has 6 tokens on average; one in 2,500 has more than 16, and its first ones are left out."""
 
 SGD_RATE = 0.05
 """Learning rate of gradient descent at every scale."""
@@ -36,7 +43,7 @@ Kind = Literal["class", "token", "flat"]
 
 
 @dataclass(frozen=True)
-class TreeGroup:
+class TreeGroup(NetworkCell):
     """Networks that are trained together.
 
     Attributes:
@@ -159,7 +166,7 @@ class Sequences:
         return Batch(tokens[..., -LENGTH:].contiguous(), labels, drawn.latents)
 
     def best_accuracy(self, batch: int, step: int) -> np.ndarray | None:
-        """Return how often who knows the tree would name the right class, (E,); None for tokens."""
+        """Return the accuracy of a perfect observer who knows the tree, (E,); None for tokens."""
         if self._of_token:
             return None
         tokens = self._source.sample(batch, step).tokens

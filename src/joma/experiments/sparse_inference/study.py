@@ -1,68 +1,232 @@
-"""What is measured of one model, part by part; each part is kept when it is done."""
+"""The models and their texts, and what is measured of each; a part is kept when it is done."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from joma.analysis.probing import text_windows
+from joma.common.progress import Progress
+from joma.data import corpus
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
-from joma.experiments.sparse_inference.networks import (
-    Texts,
-    load_model,
-    path_of,
-    recomputed_loss,
-    texts_of,
-)
-from joma.experiments.sparse_inference.setting import (
+from joma.experiments.sparse_inference import (
     BLOCKS,
     CHUNKED,
     CUT_POLICIES,
-    LEAST_RECALL,
+    FILES,
     PARTS,
     POLICIES,
     RELU,
+    STORIES,
     StudySize,
     keys_of,
     policy_of,
 )
-from joma.inference.allocation import Rule, allocate
-from joma.inference.quality import (
-    TASKS,
-    TextLoss,
-    attention_profiles,
-    layer_costs,
-    make_examples,
-    task_score,
-    text_loss,
-)
-from joma.models import Loaded
+from joma.inference.quality import TextLoss, attention_profiles, layer_costs, text_loss
+from joma.models import Loaded, load
 from joma.runs import Run
+from joma.train import language
+
+MODELS = "JOMA_MODELS"
+"""The environment variable with the folder in which models are looked for."""
+_SAMPLED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """What a model reads; every row begins with the model's special tokens.
+
+    Attributes:
+        judged: Windows whose loss is measured, (windows, tokens).
+        probed: Windows of other text that attention is probed on.
+        streams: Long rows, (rows, tokens).
+        source: What the text is.
+    """
+
+    judged: Tensor
+    probed: Tensor
+    streams: Tensor
+    source: str
+
+
+def path_of(name: str, request: Request) -> Path | None:
+    """Return where a model is that was given or is found; None where it is left out.
+
+    Raises:
+        JomaError: The path that was given does not exist.
+    """
+    given = str(request.options.get(name, "none"))
+    if given == "none":
+        return None
+    if given != "found":
+        if not Path(given).exists():
+            raise JomaError(
+                f"{name} must be a model's file or folder, 'found' or 'none', got {given!r}"
+            )
+        return Path(given)
+    folder = os.environ.get(MODELS)
+    places = [Path(folder) / file for file in FILES[name]] if folder else []
+    return next((place for place in places if place.exists()), None)
+
+
+def load_model(name: str, run: Run, size: StudySize, request: Request) -> Loaded | None:
+    """Return a model, None where it is not there; the ReLU model is trained where it is missing.
+
+    Args:
+        name: Name of the model.
+        run: Run of the group, in which the ReLU model is kept.
+        size: Size of the experiment.
+        request: What was asked of the experiment.
+    """
+    if name == RELU:
+        return load(trained_relu(run, size, request), device=request.device)
+    path = path_of(name, request)
+    if path is None:
+        return None
+    dtype = torch.float32 if name == STORIES else getattr(torch, size.dtype)
+    return load(path, device=request.device, dtype=dtype)
+
+
+def trained_relu(run: Run, size: StudySize, request: Request) -> Path:
+    """Train the ReLU model unless it is there, and return its folder."""
+    relu = size.relu
+    sections = {
+        "model": {
+            "type": "opt",
+            "hidden_size": relu.width,
+            "word_embed_proj_dim": relu.width,
+            "ffn_dim": 4 * relu.width,
+            "num_hidden_layers": relu.layers,
+            "num_attention_heads": relu.heads,
+            "max_position_embeddings": relu.context,
+            "dropout": 0.0,
+        },
+        "data": {
+            "corpus": size.corpus,
+            "tokenizer": "bpe",
+            "vocabulary": relu.vocabulary,
+            "window": relu.context - 1,
+            "batch": relu.batch,
+        },
+        "optimizer": {
+            "learning_rate": 2e-3,
+            "warmup": min(50, relu.steps // 4),
+            "schedule": "cosine",
+            "final": 0.1,
+        },
+        "training": {"steps": relu.steps, "seed": request.seed},
+        "checkpoints": {"schedule": [relu.steps]},
+        "validation": {"every": 0},
+        "monitor": {"off": True},
+    }
+    config = language.Config.of(sections)
+    own = Run.resume("train", config.sections(), out=run.path / "relu", device=request.device)
+    folder = language.series_folder(own.path, relu.steps)
+    if not folder.is_dir():
+        language.train(config, own, progress=request.progress)
+    return folder
+
+
+def texts_of(name: str, loaded: Loaded, size: StudySize, seed: int, progress: Progress) -> Texts:
+    """Return what a model reads: the test text of the corpus, stories15M its own samples."""
+    window, longest = size.window, loaded.context or size.stream
+    count = size.windows_of(name)
+    if name == RELU:
+        # Learned positions end with the context: no stream can be longer.
+        window = min(window, longest)
+        rows, stream = 4 * size.stream_rows, longest
+    else:
+        rows, stream = size.stream_rows, size.stream
+    if name == STORIES:
+        window = min(window, longest)
+        parts = [count, size.probed, rows * -(-stream // window)]
+        samples = sampled(loaded, sum(parts), window, seed, progress)
+        judged, probed, rest = samples.split(parts)
+        # A stream of many stories, each with the token for its beginning.
+        streams = rest.reshape(rows, -1)[:, :stream]
+        return Texts(judged, probed, streams, "samples of the model itself")
+    source = corpus(size.corpus)
+    test = source.read("test")
+    judged, _ = text_windows(loaded, test, window, count)
+    probed, _ = text_windows(loaded, source.read("valid"), window, size.probed)
+    streams, _ = text_windows(loaded, test, stream, rows)
+    return Texts(judged, probed, streams, f"{size.corpus}, test")
+
+
+@torch.no_grad()
+def sampled(loaded: Loaded, count: int, length: int, seed: int, progress: Progress) -> Tensor:
+    """Return texts that a model writes itself at temperature 1, (count, length)."""
+    from transformers import DynamicCache
+
+    random = torch.Generator().manual_seed(seed)
+    found = []
+    for some in torch.arange(count).split(_SAMPLED_AT_ONCE):
+        start = torch.tensor(loaded.special_tokens.before or (0,)).expand(len(some), -1)
+        device = next(loaded.model.parameters()).device
+        tokens, kv, read = start, DynamicCache(config=loaded.model.config), 0  # type: ignore[arg-type]
+        while tokens.shape[1] < length:
+            logits = loaded.model(
+                input_ids=tokens[:, read:].to(device), past_key_values=kv, use_cache=True
+            ).logits
+            read = tokens.shape[1]
+            chances = logits[:, -1].float().softmax(-1).cpu()
+            tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=random)], 1)
+        found.append(tokens)
+        progress("sample stories", sum(map(len, found)), count)
+    return torch.cat(found)
+
+
+def recomputed_loss(loaded: Loaded, streams: Tensor, keys: int, chunk: int) -> Tensor:
+    """Return the loss of the last tokens of streams without any cache from before, (rows, tokens).
+
+    Windows of `keys` tokens overlap by half; of each, the second half counts, so that every token
+    is predicted from half a window to a whole one. The model's special tokens begin each window.
+    The result is of the tokens from `keys` on, without a rest at the end.
+
+    Args:
+        loaded: The model.
+        streams: Tokens, (rows, tokens).
+        keys: Tokens of a window.
+        chunk: Tokens read at once.
+    """
+    half = keys // 2
+    special = torch.tensor(loaded.special_tokens.before, dtype=streams.dtype)
+    starts = range(keys, streams.shape[1] - half + 1, half)
+    rows = []
+    for stream in streams:
+        windows = torch.stack([stream[start - half : start + half] for start in starts])
+        begun = torch.cat([special.expand(len(windows), -1), windows], 1)
+        loss = text_loss(loaded.model, begun, None, chunk=chunk)
+        rows.append(torch.from_numpy(loss.nll[:, -half:]).flatten())
+    return torch.stack(rows)
+
 
 LONG_CHUNK = 64
 """Tokens read at once where the chunk changes nothing: full caches, windows and sinks."""
-RULES: tuple[Rule, ...] = ("mass", "entropy")
 
 
-def measure_model(run: Run, name: str, size: StudySize, request: Request) -> bool:
-    """Measure what is missing of a model, in `groups/NAME` of the run; return if it is there."""
+def measure_model(run: Run, name: str, size: StudySize, request: Request) -> None:
+    """Measure what is missing of a model that is there, in `groups/NAME` of the run."""
     if name != RELU and path_of(name, request) is None:
-        return False
+        return
     config = {**asdict(size), "model": name, "seed": request.seed}
     folder = run.path / "groups" / name
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
     missing = [part for part in PARTS if read_part(own, part) is None]
-    if not missing:
-        return True
-    loaded = load_model(name, own, size, request)
-    assert loaded is not None
-    texts = texts_of(name, loaded, size, request.seed, request.progress)
-    study = ModelStudy(name, loaded, texts, size, request)
-    for part in missing:
-        own.write_json(part, getattr(study, part)())
-    return True
+    if missing:
+        loaded = load_model(name, own, size, request)
+        assert loaded is not None
+        texts = texts_of(name, loaded, size, request.seed, request.progress)
+        study = ModelStudy(name, loaded, texts, size, request)
+        for part in missing:
+            own.write_json(part, getattr(study, part)())
 
 
 def read_part(run: Run, part: str) -> Any:
@@ -89,36 +253,27 @@ class ModelStudy:
         self.name, self.loaded, self.model = name, loaded, loaded.model
         self.texts, self.size, self.request = texts, size, request
         self.length = texts.judged.shape[1]
+        self.middle = min(size.shares, key=lambda share: abs(share - 0.2))
 
     def _report(self, part: str, total: int) -> Callable[[int], None]:
         return lambda done: self.request.progress(f"{self.name}, {part}", done, total)
 
-    def _more(self, windows: int) -> int:
-        return windows * len(self.texts.judged) // self.size.windows
-
     def text(self) -> dict[str, Any]:
-        """Loss, bytes and time of every policy and budget; a part of it in other chunks."""
-        size, judged = self.size, self.texts.judged
-        cells = [("full", 1.0), *((one, share) for share in size.shares for one in POLICIES)]
-        middle = middle_share(size.shares)
-        report = self._report("loss", len(cells) + len(CHUNKED))
-        rows = [
-            self._row("plain", 1.0, LONG_CHUNK, text_loss(self.model, judged, chunk=LONG_CHUNK))
-        ]
-        for done, (policy, share) in enumerate(cells, 1):
-            rows.append(self._measured(policy, share, size.chunk))
-            report(done)
-        for done, policy in enumerate(CHUNKED, 1):
-            rows.append(self._measured(policy, middle, size.long_chunk, self._more(size.alone)))
-            report(len(cells) + done)
-        weights = sum(one.numel() for one in self.model.parameters())
+        """Loss, bytes and time of every policy and budget."""
+        cells = [("full", 1.0), *((one, s) for s in self.size.shares for one in POLICIES)]
+        report = self._report("loss", len(cells))
+        loss = text_loss(self.model, self.texts.judged, chunk=LONG_CHUNK)
+        rows = [self._row("plain", 1.0, LONG_CHUNK, loss)]
+        for policy, share in cells:
+            rows.append(self._measured(policy, share, self.size.chunk))
+            report(len(rows) - 1)
         return {
             "rows": rows,
             "source": self.texts.source,
             "window": self.length,
-            "parameters": weights,
+            "parameters": sum(one.numel() for one in self.model.parameters()),
             "special_tokens": self.loaded.special_tokens.describe() or "none",
-            "middle": middle,
+            "middle": self.middle,
         }
 
     def alone(self) -> dict[str, Any]:
@@ -126,18 +281,16 @@ class ModelStudy:
 
         Nothing else shows them exactly as many keys as a window has.
         """
-        middle = middle_share(self.size.shares)
+        report = self._report("token by token", len(CHUNKED))
         rows = []
         for policy in CHUNKED:
-            rows.append(self._measured(policy, middle, 1))
-            self._report("token by token", len(CHUNKED))(len(rows))
+            rows.append(self._measured(policy, self.middle, 1))
+            report(len(rows))
         return {"rows": rows}
 
-    def _measured(
-        self, policy: str, share: float, chunk: int, windows: int | None = None
-    ) -> dict[str, Any]:
+    def _measured(self, policy: str, share: float, chunk: int) -> dict[str, Any]:
         made = policy_of(policy, keys_of(share, self.length))
-        loss = text_loss(self.model, self.texts.judged[:windows], made, chunk=chunk)
+        loss = text_loss(self.model, self.texts.judged, made, chunk=chunk)
         return self._row(policy, share, chunk, loss)
 
     def _row(self, policy: str, share: float, chunk: int, loss: TextLoss) -> dict[str, Any]:
@@ -158,8 +311,7 @@ class ModelStudy:
         Means over blocks of the stream, so that the rows of all policies can be paired.
         """
         streams, longest = self.texts.streams, self.loaded.context or 10**9
-        keys = self.size.stream_keys
-        keys = min(keys, longest // 4 if self.name == RELU else longest // 2)
+        keys = min(self.size.stream_keys, longest // 4 if self.name == RELU else longest // 2)
         recomputed = recomputed_loss(self.loaded, streams, keys, LONG_CHUNK).numpy()
         end = recomputed.shape[1]
         found: dict[str, Any] = {}
@@ -181,45 +333,11 @@ class ModelStudy:
             "context": self.loaded.context,
         }
 
-    def tasks(self) -> dict[str, Any]:
-        """Recall of every task that the full cache can do."""
-        size = self.size
-        longest = (self.loaded.context or 10**9) - 16
-        length = min(size.task_length, longest)
-        found: dict[str, Any] = {}
-        for done, (name, task) in enumerate(TASKS.items(), 1):
-            try:
-                examples = make_examples(
-                    task, self.loaded, length=length, count=size.examples, seed=self.request.seed
-                )
-            except JomaError as error:
-                found[name] = {"full": None, "why": str(error), "rows": []}
-                continue
-            full = task_score(self.model, examples, policy_of("full", 0), chunk=LONG_CHUNK)
-            rows = []
-            if full.recall >= LEAST_RECALL:
-                rows = [
-                    self._scored(examples, policy, share)
-                    for share in size.task_shares
-                    for policy in POLICIES
-                ]
-            found[name] = {"full": full.correct.tolist(), "why": "", "rows": rows}
-            self._report("tasks", len(TASKS))(done)
-        return {"tasks": found, "length": length}
-
-    def _scored(self, examples: Any, policy: str, share: float) -> dict[str, Any]:
-        keys = keys_of(share, len(examples[0].prompt))
-        made = policy_of(policy, keys)
-        score = task_score(self.model, examples, made, chunk=self.size.chunk)
-        return {"policy": policy, "share": share, "keys": keys, "correct": score.correct.tolist()}
-
     def layers(self) -> dict[str, Any]:
         """What the probes say of each layer on other text, and what it costs to cut it alone."""
         size, chunk = self.size, self.size.long_chunk
-        windows, keys = (
-            self.texts.judged[: self._more(size.cut_windows)],
-            keys_of(size.cut_share, self.length),
-        )
+        windows = self.texts.judged[: size.cut_windows * len(self.texts.judged) // size.windows]
+        keys = keys_of(size.cut_share, self.length)
         profiles = attention_profiles(self.model, self.texts.probed)
         full = text_loss(self.model, windows, policy_of("full", 0), chunk=chunk)
         costs = {}
@@ -237,40 +355,6 @@ class ModelStudy:
             "costs": costs,
             "keys": keys,
         }
-
-    def allocation(self) -> dict[str, Any]:
-        """Loss where a budget is spent evenly over the layers, and by what the probes say."""
-        size, judged = self.size, self.texts.judged
-        profiles = attention_profiles(self.model, self.texts.probed)
-        choices: list[tuple[Rule, float]] = [
-            (rule, floor) for rule in RULES for floor in size.floors
-        ]
-        choices.insert(0, ("even", 1.0))
-        report = self._report("budgets by layer", len(size.spent_shares) * len(choices))
-        rows = []
-        for share in size.spent_shares:
-            keys = keys_of(share, self.length) * len(profiles)
-            for rule, floor in choices:
-                policies = allocate(keys, profiles, rule=rule, floor=floor)
-                loss = text_loss(self.model, judged, policies, chunk=size.long_chunk)
-                budgets = [one.budget for one in policies]
-                rows.append(
-                    {
-                        "share": share,
-                        "rule": rule,
-                        "floor": floor,
-                        "budgets": budgets,
-                        "nll": loss.by_window.tolist(),
-                        "cache_bytes": loss.cache_bytes,
-                    }
-                )
-                report(len(rows))
-        return {"rows": rows}
-
-
-def middle_share(shares: Sequence[float]) -> float:
-    """Return the budget nearest to the published 20%."""
-    return min(shares, key=lambda share: abs(share - 0.2))
 
 
 def _blocks(nll: Any, count: int = BLOCKS) -> list[float]:

@@ -23,7 +23,7 @@ from joma.models.architectures._map import (
     known_maps,
     load_map,
 )
-from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Part, Place, Weight
+from joma.models.model_weights import AttentionPart, BlockPart, Found, Mlp, Part, Place, Weight
 
 __all__ = [
     "LAYER",

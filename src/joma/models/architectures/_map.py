@@ -15,7 +15,7 @@ from torch import nn
 
 from joma.common.files import read_file
 from joma.errors import JomaError, printable
-from joma.models.parts import Part, Place, Rows
+from joma.models.model_weights import Part, Place, Rows
 
 ROLES = ("embedding", "query", "key", "value", "output", "mlp_lower", "mlp_up", "mlp_down")
 """What a weight may be. In a gated MLP `mlp_lower` is the gate, `mlp_up` its partner."""

@@ -39,7 +39,7 @@ from joma.models.discovery._roles import (
     attention_at,
     mlp_at,
 )
-from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Place, Rows, Weight
+from joma.models.model_weights import AttentionPart, BlockPart, Found, Mlp, Place, Rows, Weight
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 __all__ = ["find_stored_weights", "find_weights", "reader_path"]

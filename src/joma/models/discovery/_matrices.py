@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from joma.models.parts import LowRank
+from joma.models.model_weights import LowRank
 
 _READABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")

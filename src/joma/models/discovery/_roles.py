@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from joma.models.architectures import config_entry
 from joma.models.discovery._matrices import StoredMatrix, join, matrix_stored_as, reader_path
-from joma.models.parts import Rows
+from joma.models.model_weights import Rows
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _ATTENTION, _MLP = (SimpleNamespace(**_NAMES[part]) for part in ("attention", "mlp"))

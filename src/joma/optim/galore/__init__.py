@@ -4,9 +4,8 @@
 the step itself is `joma.kernels.galore`.
 """
 
-from joma.optim.galore._adamw import GaLoreAdamW
-from joma.optim.galore._optimizer import ProjectedMatrix
-from joma.optim.galore._wrapped import GaLore
+from joma.optim.galore._rules import GaLore, GaLoreAdamW
+from joma.optim.galore._slot import ProjectedMatrix
 
 OPTIMIZERS = {"galore-adamw": GaLoreAdamW}
 

@@ -4,60 +4,29 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from joma.common.checks import check_one_of, whole_number
-from joma.common.sharded import local
+from joma.common.checks import check_one_of
 from joma.errors import JomaError
-from joma.kernels.galore import Side, lift, without_rounding
-from joma.kernels.moments import check_betas
+from joma.kernels.galore import lift, without_rounding
 from joma.optim.galore import subspace
 from joma.optim.galore._selection import Parameters, parameter_groups
-from joma.optim.galore._slot import MOST_ENERGY, PARTIAL, Slot, side_of
-from joma.optim.typed_state import TypedStateOptimizer
+from joma.optim.galore._slot import (
+    MOST_ENERGY,
+    PARTIAL,
+    ProjectedMatrix,
+    Slot,
+    check_group,
+    side_of,
+)
+from joma.optim.state import TypedStateOptimizer
 
 TOGETHER = 8
 """Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
-_SHAPE_THE_STATE = ("rank", "side", "bits", "projector_bits", "state_dtype")
-_CHOICES = {
-    "side": ("short", "left", "right", "smallest"),
-    "projection": ("power", "svd"),
-    "refresh": ("gap", "energy"),
-}
-_COPIED = ("per_layer", "clip_norm", "clip", "seed", "record_energy", "record_angles")
-"""Attributes that a copy of an optimizer has, next to those of torch's optimizers."""
-
-
-@dataclass(frozen=True)
-class ProjectedMatrix:
-    """A matrix that is projected.
-
-    Attributes:
-        name: Its name, or its number among the parameters.
-        shape: (m, n).
-        side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
-        rank: The rank, or None where it is a share of energy that no gradient was seen for.
-        captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
-        refreshes: How often the subspace was chosen.
-        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
-            `record_energy`.
-        angles: The largest and the mean principal angle between the last two subspaces, in degrees;
-            None before the second, or without `record_angles`.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    side: Side
-    rank: int | None
-    captured: float | None
-    refreshes: int
-    energy: float | None = None
-    angles: tuple[float, float] | None = None
 
 
 class ProjectedOptimizer(TypedStateOptimizer):
@@ -75,8 +44,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
     """
 
     moment_choices: Sequence[str] = ("keep",)
-    moves_together: bool = False
-    """Whether `_move_together` takes matrices whose gradients nothing else needs."""
+    moves_at_once: bool = False
+    """Whether `_move_at_once` takes parameters that move by their gradient as it is."""
 
     def __init__(
         self,
@@ -119,25 +88,19 @@ class ProjectedOptimizer(TypedStateOptimizer):
             # It would reduce whole gradients, after the hooks of this optimizer have seen them.
             parameters.require_backward_grad_sync = False
             self._mean_over = parameters.process_group
-        self._start()
+        self._last = True  # of the backward passes of a step
+        self._slots: dict[Tensor, Slot] = {}
+        self._moved: set[Tensor] = set()
+        self._hooks: dict[Tensor, Any] = {}
+        self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(parameter_groups(parameters, groups, defaults), defaults)
         self._decide()
         connected = dist.is_available() and dist.is_initialized()
         if verbose and not (connected and dist.get_rank()):
             print(self.summary(), file=sys.stderr)
 
-    def _start(self) -> None:
-        """Begin without a step under way."""
-        self._last = True
-        self._slots: dict[Tensor, Slot] = {}
-        self._fixed: list[tuple[Any, ...]] = []
-        self._moved: set[Tensor] = set()
-        self._hooks: dict[Tensor, Any] = {}
-        self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
-
     def _decide(self) -> None:
         """Decide about each parameter what its groups say, and ask for its gradient if need be."""
-        self._fixed = [_fixed_settings(group) for group in self.param_groups]
         self._slots = {}
         for group in self.param_groups:
             first = len(self._slots)
@@ -158,16 +121,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Add parameters; they are projected where the group has a rank."""
         if self._slots and "rank" not in param_group:
             param_group = {**param_group, "rank": None}
-        if self._slots and "param_names" in self.param_groups[0]:
-            # torch wants names for all or for none
-            given = param_group["params"]
-            several = [given] if isinstance(given, Tensor) else list(given)
-            named = [
-                one if isinstance(one, tuple) else (f"parameter {number}", one)
-                for number, one in enumerate(several, len(self._slots))
-            ]
-            param_group = {**param_group, "params": named}
-        _check_group({**self.defaults, **param_group}, self.moment_choices)
+        check_group({**self.defaults, **param_group}, self.moment_choices)
         super().add_param_group(param_group)
         if self._slots:
             self._decide()
@@ -237,18 +191,14 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 loss = closure()
         if self._mean_over is not None and not self.per_layer:
             self._add_missing_gradients()
-        self._check_groups()
         slots = [slot for slot in self._slots.values() if slot.parameter.grad is not None]
         for slot in slots:
             _check_dense(slot)
         self._refresh([slot for slot in slots if slot.is_due()])
-        together = [slot for slot in slots if self._needs_no_other(slot)]
-        self._move_together(together)
+        self._move_at_once([slot for slot in slots if self._needs_no_other(slot)])
         for slot in slots:
-            if slot not in together:
+            if not self._needs_no_other(slot):
                 self._collect(slot)
-                if not self._waits:
-                    self._finish(slot)
         self._finish_all()
         self._moved.clear()
         if not self.record_energy:
@@ -266,12 +216,11 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
             )
         slot = self._slots[parameter]
-        self._check_groups()
         _check_dense(slot)
         if slot.is_due():
             self._refresh([slot])
         if self._last and self._needs_no_other(slot):
-            self._move_together([slot])
+            self._move_at_once([slot])
         else:
             self._collect(slot)
         parameter.grad = None
@@ -286,14 +235,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         return self.clip_norm is not None and self.clip == "global"
 
     def _needs_no_other(self, slot: Slot) -> bool:
-        """Return whether a matrix moves by its gradient as it is, and by no other."""
+        """Return whether a parameter moves by its gradient as it is, and by no other."""
         return (
-            self.moves_together
-            and slot.side is not None
+            self.moves_at_once
             and self.clip_norm is None
             and self._mean_over is None
             and slot.shard is None
-            and PARTIAL not in slot.state
+            and PARTIAL not in self.state[slot.parameter]
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -320,15 +268,15 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if slot.side is None:
             taken = gradient.mean(gradient.matrix)
         else:
-            self._record_energy(slot)
+            if self.record_energy:
+                self._record_energy(slot)
             taken = gradient.project(slot.basis(), slot.side)
         state[PARTIAL] = state[PARTIAL] + taken if PARTIAL in state else taken
 
     def _record_energy(self, slot: Slot) -> None:
         """Add to the energies of the step: that of a gradient, and that of it in the subspace."""
-        if not self.record_energy or slot.side is None:
-            return
         gradient = slot.gradient()
+        assert slot.side is not None
         if gradient.share == "mean":  # other processes may record nothing: wait for none of them
             gradient = subspace.GradientMatrix(gradient.matrix)
         inside = subspace.square_sum(gradient.project(slot.basis(), slot.side))
@@ -376,7 +324,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
 
     def _move(self, slot: Slot, gradient: Tensor) -> None:
         """Move a parameter by the gradient of the step, which is projected where it is."""
-        weights, group = local(slot.parameter), slot.group
+        weights, group = slot.weights, slot.group
         change = self._change(slot, gradient)
         kept = 1 - group["lr"] * group["weight_decay"]
         if slot.side is None:
@@ -388,8 +336,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Return by what to move, in the space of the gradient given; without weight decay."""
         raise NotImplementedError
 
-    def _move_together(self, slots: Sequence[Slot]) -> None:
-        """Move matrices by their gradients as they are."""
+    def _move_at_once(self, slots: Sequence[Slot]) -> None:
+        """Move parameters by their gradients as they are."""
 
     def _turn(self, slot: Slot, overlap: Tensor) -> None:
         """Change the state as the basis turns.
@@ -462,17 +410,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
             state.setdefault(key, torch.zeros((), dtype=torch.float64))
         state["due"] = torch.tensor(0)  # there at all times: checkpoints know the keys before
 
-    def _check_groups(self) -> None:
-        """Raise JomaError for a group whose settings no longer fit its state."""
-        for group, before in zip(self.param_groups, self._fixed, strict=True):
-            now = _fixed_settings(group)
-            for name, old, new in zip(_SHAPE_THE_STATE, before, now, strict=True):
-                if old != new:
-                    raise JomaError(
-                        f"{name} of a parameter group was {old} when its optimizer was made and is "
-                        f"now {new}; build a new optimizer to change it"
-                    )
-
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides how the parameters move next.
 
@@ -490,50 +427,19 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._slots[parameter].check(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy of the optimizer needs, for `copy.deepcopy` and `pickle`.
+        """Refuse copies: hooks and states of other optimizers would stay those of this one.
 
         Raises:
-            JomaError: The optimizer reduces the gradients of a DistributedDataParallel.
+            JomaError: Always.
         """
-        if self._mean_over is not None:
-            raise JomaError(
-                "an optimizer of a DistributedDataParallel cannot be copied or pickled; build one "
-                "for the copy of the model and load state_dict() into it"
-            )
-        return {**super().__getstate__(), **{key: getattr(self, key) for key in _COPIED}}
+        raise JomaError(
+            "an optimizer of GaLore cannot be copied or pickled; build one for the copy of the "
+            "model and load state_dict() into it"
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "per_layer" in state:  # a copy; load_state_dict calls this without
-            self._mean_over = None
-            self._start()
         self._decide()
-
-
-def _fixed_settings(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the settings of a group that shape its state."""
-    return tuple(group[name] for name in _SHAPE_THE_STATE)
-
-
-def _check_group(group: Mapping[str, Any], moment_choices: Sequence[str]) -> None:
-    """Raise JomaError for a setting of a group that is out of range."""
-    check_one_of("moments", group["moments"], moment_choices)
-    check_betas(group["betas"])
-    rank = group["rank"]
-    if isinstance(rank, float):
-        if not 0 < rank < 1:
-            raise JomaError(f"rank must be whole, or a share of energy below 1, got {rank}")
-    elif rank is not None:
-        whole_number("rank", rank, 1)
-    whole_number("gap", group["gap"], 1)
-    for name, allowed in _CHOICES.items():
-        check_one_of(name, group[name], allowed)
-    for name in ("bits", "projector_bits"):
-        if group[name] not in (None, 8):
-            raise JomaError(f"{name} must be None or 8, got {group[name]!r}")
-    for name in ("lr", "scale", "weight_decay"):
-        if not group[name] >= 0:
-            raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
 
 
 def _check_dense(slot: Slot) -> None:

@@ -1,16 +1,18 @@
 """What GaLore decides about a parameter once, and where its state lies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from joma.common.checks import check_one_of, whole_number
 from joma.common.sharded import is_dtensor, local
 from joma.errors import JomaError
 from joma.kernels.eight_bits import EightBits, encode
 from joma.kernels.galore import NOTHING, Side, direction_energies
+from joma.kernels.moments import check_betas
 from joma.optim.galore.subspace import GradientMatrix, choose_side, square_sum
 
 PARTIAL = "grad_of_step"
@@ -20,6 +22,38 @@ CHECKS, FALLEN, LONGEST = 10, 0.9, 10
 what it was after the last choice the subspace is chosen again, and after how many gaps anyway."""
 MOST_ENERGY = 1e72
 """‖G‖² from which on products of G may overflow in float32: its subspace cannot be computed."""
+_CHOICES = {
+    "side": ("short", "left", "right", "smallest"),
+    "projection": ("power", "svd"),
+    "refresh": ("gap", "energy"),
+}
+
+
+@dataclass(frozen=True)
+class ProjectedMatrix:
+    """A matrix that is projected.
+
+    Attributes:
+        name: Its name, or its number among the parameters.
+        shape: (m, n).
+        side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
+        rank: The rank, or None where it is a share of energy that no gradient was seen for.
+        captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
+        refreshes: How often the subspace was chosen.
+        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
+            `record_energy`.
+        angles: The largest and the mean principal angle between the last two subspaces, in degrees;
+            None before the second, or without `record_angles`.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    side: Side
+    rank: int | None
+    captured: float | None
+    refreshes: int
+    energy: float | None = None
+    angles: tuple[float, float] | None = None
 
 
 @dataclass(eq=False)
@@ -53,6 +87,11 @@ class Slot:
     def state(self) -> dict[str, Any]:
         """State of the parameter, which exists from the first use on."""
         return self.states[self.parameter]
+
+    @property
+    def weights(self) -> Tensor:
+        """This process's part of the parameter."""
+        return local(self.parameter)
 
     @property
     def is_replicated(self) -> bool:
@@ -89,6 +128,7 @@ class Slot:
             parts = {"basis": found.codes, "basis_scale": found.scales}
         else:
             parts = {"basis": basis.to(self.group["state_dtype"] or self.parameter.dtype)}
+        self.state.pop("basis_scale", None)
         for key, part in parts.items():
             sharded = self.side == "left" and self.shard is not None
             self.state[key] = as_rows_of(self.parameter, part) if sharded else part
@@ -165,6 +205,27 @@ def is_projected(parameter: Tensor, rank: int | float | None) -> bool:
     if rank is None or parameter.ndim != 2:
         return False
     return min(parameter.shape) > (1 if isinstance(rank, float) else rank)
+
+
+def check_group(group: Mapping[str, Any], moment_choices: Sequence[str]) -> None:
+    """Raise JomaError for a setting of a group that is out of range."""
+    check_one_of("moments", group["moments"], moment_choices)
+    check_betas(group["betas"])
+    rank = group["rank"]
+    if isinstance(rank, float):
+        if not 0 < rank < 1:
+            raise JomaError(f"rank must be whole, or a share of energy below 1, got {rank}")
+    elif rank is not None:
+        whole_number("rank", rank, 1)
+    whole_number("gap", group["gap"], 1)
+    for name, allowed in _CHOICES.items():
+        check_one_of(name, group[name], allowed)
+    for name in ("bits", "projector_bits"):
+        if group[name] not in (None, 8):
+            raise JomaError(f"{name} must be None or 8, got {group[name]!r}")
+    for name in ("lr", "scale", "weight_decay"):
+        if not group[name] >= 0:
+            raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
 
 
 def side_of(parameter: Tensor, group: Mapping[str, Any]) -> Side | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.models.parts import Part
+from joma.models.model_weights import Part
 from joma.probes.tap._taps import Frame, Tap
 
 _LAYER = "{layer}"

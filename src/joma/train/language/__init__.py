@@ -20,8 +20,9 @@ from joma.train.language._config import (
     check_length,
     read_config,
 )
+from joma.train.language._estimate import TrainingEstimate, estimate
 from joma.train.language._export import SERIES, series_folder
-from joma.train.language._training import Trained, TrainingEstimate, estimate, train
+from joma.train.language._training import LanguageTraining, Trained, train
 from joma.train.processes import FailedElsewhereError, Processes, joined
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Config",
     "DataSection",
     "FailedElsewhereError",
+    "LanguageTraining",
     "ModelSection",
     "MonitorSection",
     "OptimizerSection",

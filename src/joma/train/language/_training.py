@@ -1,34 +1,46 @@
-"""Training a language model with its monitor, through the loop of `joma.train.loop`.
-
-`estimate` makes a few steps alone, to say what all would take.
-"""
+"""Training a language model with its monitor, through the loop of `joma.train.loop`."""
 
 import contextlib
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from joma.common.float32 import float32_products
 from joma.common.progress import Progress
 from joma.common.signals import deferring_signals
 from joma.errors import JomaError
+from joma.optim.state import check_tensors, load_state, split_state
 from joma.runs import Checkpoint, Run
+from joma.train._checkpointing import BackgroundWriter, host_copies
 from joma.train.findings import Judgement
-from joma.train.language._compute import compiles
 from joma.train.language._config import Config, check_made
-from joma.train.language._export import remove_after, remove_leftovers, series_folder
-from joma.train.language._trainer import Trainer
-from joma.train.loop import Training, resume, take_turns, turns
+from joma.train.language._export import (
+    export,
+    remove_after,
+    remove_leftovers,
+    series_folder,
+    weights_of,
+)
+from joma.train.language._model import (
+    Compute,
+    compiles,
+    make_config,
+    make_model,
+    make_optimizer,
+    without_masks,
+)
+from joma.train.language._text import Feed, Text, first_windows, read_tokens
+from joma.train.loop import Training, make_steps, resume
 from joma.train.monitor import Monitor
-from joma.train.processes import Processes
+from joma.train.processes import Processes, shard_again, sharded_like, spread, summing, whole
 
 RECENT = 50
 """Steps whose mean is shown as the loss."""
@@ -108,20 +120,58 @@ def train(
         around.enter_context(float32_products("ieee"))
         if compiles(config, processes):
             progress("compile the model", 0, config.training.steps)
-        return _Session(Trainer(config, processes), run, progress).train()
+        return LanguageTraining(config, run, processes, progress).train()
 
 
-class _Session:
-    """A trainer and its monitor, as the loop trains them."""
+class LanguageTraining:
+    """A language model, its optimizer, data and monitor, as `joma.train.loop` trains them.
 
-    def __init__(self, trainer: Trainer, run: Run | None, progress: Progress) -> None:
-        self.trainer, self.run, self.progress = trainer, run, progress
-        self.config, self.processes = trainer.config, trainer.processes
+    On several processes each has one, and all call the same methods in the same order.
+
+    Args:
+        config: What is trained, and how.
+        run: Run folder, on the first process; None where nothing is kept.
+        processes: The processes that train together.
+        progress: Function that is called now and then.
+
+    Attributes:
+        model: The model.
+        optimizer: Its optimizer.
+        step: Number of updates made so far.
+        monitor: The monitor, from `train` on.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: Run | None,
+        processes: Processes,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        _check(config, processes)
+        self.config, self.run, self.processes, self.progress = config, run, processes, progress
+        data, training = config.data, config.training
+        self.text: Text = read_tokens(data)
+        _check_text(self.text, config, processes)
+        settings = make_config(config.model, self.text.tokenizer.size, data.window)
+        self._shell = make_model(settings, None)  # sharding changes the class of the model itself
+        self.model = make_model(settings, training.seed).to(processes.device).train()
+        without_masks(self.model, data.window)
+        self.feed = Feed(self.text.train, data.window, data.batch, training.seed, processes.device)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self._module = spread(self.model, processes, training.sharding)
+        self.compute = Compute(self.model, self._module, config, processes)
+        self.optimizer = make_optimizer(self.model, self._module, config.optimizer)
+        self.compute.prepare(self._pieces(0)[0])
         self.step = 0
         self.monitor: Monitor | None = None
         self.entropy: float | None = None  # mean of the last measurement, in nats
-        self.exports = frozenset(self.config.checkpoints.steps(self.config.training.steps))
         self.validation_loss = math.nan
+        every, steps = config.validation.every, training.steps
+        self._validated_at = {*range(0, steps, every), steps} if every else set[int]()
+        self._exported_at = frozenset(config.checkpoints.steps(steps))
+        self._exports = BackgroundWriter()
+        self._held_out: dict[int, Tensor] = {}
         self._monitor_state: dict[str, Tensor] = {}
         self._unlogged = 0
         self._new_losses: list[Tensor] = []
@@ -130,14 +180,12 @@ class _Session:
 
     def train(self) -> Trained:
         """Make the steps that are left."""
-        every, steps = self.config.validation.every, self.config.training.steps
-        self.validated_at = {*range(0, steps, every), steps} if every else set[int]()
         training = Training(
             self,
             self.run,
-            steps,
+            self.config.training.steps,
             measure=self.measure,
-            measure_at={0, *self.exports, *self.validated_at},
+            measure_at={0, *self._exported_at, *self._validated_at},
             checkpoint_seconds=self.config.checkpoints.seconds,
             keep_last=True,
             progress=lambda done, total: self.progress(self._words(), done, total),
@@ -156,13 +204,13 @@ class _Session:
             self.monitor = self._make_monitor()
             if self.monitor is not None:
                 around.callback(self.monitor.close)
-            around.callback(self.trainer.series.close)
+            around.enter_context(self._exports)
             stop = around.enter_context(deferring_signals())
             self.processes.first(self._accept)
-            if begun == steps:
+            if begun == training.steps:
                 self._finish_last_step()
-            (ended,) = take_turns([turns(training, start, stop)], stop)
-            self.trainer.finish_exports()
+            ended = make_steps(training, start, stop)
+            self._finish_exports()
         if self.run is not None:
             self.run.metrics.compact()
         tokens = (self.step - begun) * self.config.data.batch * self.config.data.window
@@ -175,7 +223,7 @@ class _Session:
             tokens_per_second=tokens / ended.seconds if tokens else 0.0,
             seconds=ended.seconds,
             monitor_seconds=0.0 if monitor is None else monitor.seconds,
-            parameters=self.trainer.parameters,
+            parameters=self.parameters,
             judgement=Judgement() if monitor is None else monitor.judgement,
             lines=() if monitor is None else tuple(monitor.summary(width=0).splitlines()[1:]),
             stopped=self.stop_reason,
@@ -191,14 +239,43 @@ class _Session:
         """Make steps, or fewer where the monitor stops the training."""
         self._advanced_at = time.monotonic()
         for step in range(self.step, self.step + steps):
-            self._new_losses.append(self.trainer.backward(step))
-            self.trainer.update(step)
+            self._new_losses.append(self.backward(step))
+            self.update()
             # While the gradients are there; the loop logs the loss, of all processes.
             stops = self.monitor is not None and self.monitor.step()
-            self.trainer.clear()
+            self.drop_gradients()
             self.step += 1
             if stops:  # on all processes at the same step
                 break
+
+    def backward(self, step: int) -> Tensor:
+        """Compute the gradients of a step; return its loss on this process's part of the batch.
+
+        An optimizer with `per_layer` moves the weights here.
+        """
+        rate = self.config.optimizer.learning_rate_at(step, self.config.training.steps)
+        for group in getattr(self.optimizer, "param_groups", ()):
+            group["lr"] = rate
+        accumulate = getattr(self.optimizer, "accumulate", lambda *, last: nullcontext())
+        pieces = self._pieces(step)
+        losses = []
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            with summing(self._module, last=last), accumulate(last=last):
+                losses.append(self.compute.backward(piece, step, number))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def update(self) -> None:
+        """Move the weights by the gradients of a step."""
+        clip = self.config.optimizer.clip
+        if clip and not hasattr(self.optimizer, "clip_norm"):
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        self.optimizer.step()
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of a step, or set those to zero that a CUDA graph adds to."""
+        self.optimizer.zero_grad()
+        self.compute.keep_gradients()
 
     def losses(self) -> tuple[range, Tensor]:
         """Return the steps since the last call and their losses, (steps, 1)."""
@@ -220,62 +297,127 @@ class _Session:
             step: Number of updates made.
             validated: Whether the validation loss is logged already.
         """
-        if step in self.validated_at:
-            self.validation_loss = self.trainer.validation_loss()
+        if step in self._validated_at:
+            self.validation_loss = self._validation_loss()
             if self.run is not None and not validated:
                 self.run.metrics.append(step, "validation_loss", self.validation_loss)
                 self._judge_by("validation_loss", [step], [self.validation_loss])
-        if step in self.exports:
-            self.trainer.export(None if self.run is None else self.run.path, step)
+        if step in self._exported_at:
+            self._export(step)
         if step == 0 and self.monitor is not None:
             self.monitor.begin()  # last, so that the model's first pass is not charged to it
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a checkpoint by name; all processes go through them.
+        """Yield the tensors of a checkpoint by name, each whole; all processes go through them.
 
         A training does not export again what was due before its checkpoint, so that waits for it.
         """
-        self.trainer.finish_exports()
-        yield from self.trainer.state()
+        self._finish_exports()
+        for name, parameter in self.model.named_parameters():
+            yield f"model.{name}", whole(parameter)
+        for name, tensor in self._optimizer_state()[0].items():
+            yield f"optimizer.{name}", whole(tensor)
         if self.monitor is not None:
             for name, tensor in self.monitor.state_dict().items():
                 yield f"{_MONITOR}{name}", tensor
 
     def about(self) -> dict[str, Any]:
         """Return what a checkpoint keeps next to `state`, in JSON types."""
-        return self.trainer.about()
+        return {"text": self.text.digest, "optimizer": self._optimizer_state()[1]}
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise JomaError if a checkpoint has more steps or another text."""
         check_made(self.config, checkpoint.step)
-        if checkpoint.about["text"] != self.trainer.text.digest:
+        if checkpoint.about["text"] != self.text.digest:
             raise JomaError(
                 f"the text of {self.config.data.corpus} or its tokenizer is not what "
                 f"{checkpoint.path} was trained on; put it back, or train in another folder"
             )
 
+    @torch.no_grad()
     def load_state(self, step: int, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Return to a checkpoint; the monitor is made later."""
+        """Return to a checkpoint; the monitor is made later, and what `Feed` draws follows from it.
+
+        Args:
+            step: Number of updates after which it was saved.
+            state: What `state` yielded; read on the first process only.
+            about: What `about` returned; read on the first process only.
+
+        Raises:
+            JomaError: It is of another model.
+        """
         self.step = step
-        self._monitor_state = {
-            name.removeprefix(_MONITOR): tensor
-            for name, tensor in state.items()
-            if name.startswith(_MONITOR)
+        state, about = self.processes.tensors_from_first(state, about)
+        kinds: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "monitor": {}}
+        for name, tensor in state.items():
+            kind, _, rest = name.partition(".")
+            kinds[kind][rest] = tensor
+        self._monitor_state = kinds["monitor"]
+        parameters = dict(self.model.named_parameters())
+        check_tensors("arrays must be of this model", kinds["model"], parameters, dtypes=False)
+        for name, parameter in parameters.items():
+            parameter.copy_(sharded_like(kinds["model"][name], parameter))
+        tensors = {
+            name: sharded_like(tensor, parameters.get(name.partition(".")[2]))
+            for name, tensor in kinds["optimizer"].items()
         }
-        rest = {name: one for name, one in state.items() if not name.startswith(_MONITOR)}
-        self.trainer.load(step, rest, about)
+        load_state(self.optimizer, tensors, about["optimizer"])
+
+    def _optimizer_state(self) -> tuple[dict[str, Tensor], Any]:
+        return split_state(self.optimizer, self.model.named_parameters())
+
+    def _pieces(self, step: int) -> list[Tensor]:
+        """Return this process's part of a batch, cut into pieces that are computed one by one."""
+        accumulate, own = self.config.training.accumulate, self.processes
+        return list(self.feed.at(step).chunk(accumulate * own.size)[own.rank :: own.size])
+
+    def _windows(self, count: int) -> Tensor:
+        """Return the first windows of the validation text, or of the training text without one."""
+        if count not in self._held_out:
+            tokens = self.text.train if self.text.valid is None else self.text.valid
+            windows = first_windows(tokens, self.config.data.window, count)
+            self._held_out[count] = windows.to(self.processes.device)
+        return self._held_out[count]
+
+    def _validation_loss(self) -> float:
+        """Return the mean loss over the validation windows, without dropout."""
+        try:
+            # The same on all processes: sharded ones must call the model together anyway.
+            windows = self._windows(self.config.validation.windows)
+            return float(self.compute.validation_loss(windows))
+        finally:
+            shard_again(self.model)
+
+    def _export(self, step: int) -> None:
+        """Copy the model of this step and write it into the run's series while training continues.
+
+        Raises:
+            OSError: This model, or one before, could not be written.
+        """
+        saves = self.processes.rank == 0
+        copies = host_copies(one for one in weights_of(self.model) if saves)  # all gather
+
+        def write() -> None:
+            assert self.run is not None, "the first process has a run"
+            export(series_folder(self.run.path, step), self._shell, copies, self.text.tokenizer)
+
+        self.processes.first(lambda: self._exports.start(write))
+
+    def _finish_exports(self) -> None:
+        """Wait until all models are written; all processes must call it."""
+        self.processes.first(self._exports.finish)
 
     def _make_monitor(self) -> Monitor | None:
         settings = self.config.monitor
         if settings.off:
             return None
-        optimizer: Any = self.trainer.optimizer
+        optimizer: Any = self.optimizer
         monitor = Monitor(
-            self.trainer.model,
+            self.model,
             optimizer if hasattr(optimizer, "param_groups") else None,
             every=settings.every,
             run=self.run,
-            inputs=[{"input_ids": self.trainer.held_out(settings.windows)}],
+            inputs=[{"input_ids": self._windows(settings.windows)[:, :-1]}],
             metrics=settings.metrics,
             theorem1=settings.theorem1,
             seed=self.config.training.seed,
@@ -301,7 +443,7 @@ class _Session:
             assert self.run is not None, "the first process has one"
             validated = self.step in self.run.metrics.read("validation_loss")["step"]
             exported = series_folder(self.run.path, self.step).is_dir()
-            return validated, not (exported and (validated or not self.validated_at))
+            return validated, not (exported and (validated or not self._validated_at))
 
         validated, unfinished = self.processes.first(missing) or (False, False)
         if any(self.processes.most(int(unfinished))):
@@ -321,77 +463,39 @@ class _Session:
         return fmean(self._recent) if self._recent else math.nan
 
     def _words(self) -> str:
+        """Return loss, speed and entropy, as the progress bar shows them."""
         speed = self._speed
         rate = f"{speed / 1e6:.2f}M" if speed >= 1e6 else f"{speed / 1e3:.1f}k"
-        words = [f"loss {self._loss():.3f}", f"{rate} tokens/s"]
-        return ", ".join(
-            [*words, *([] if self.entropy is None else [f"entropy {self.entropy:.2f}"])]
+        words = f"loss {self._loss():.3f}, {rate} tokens/s"
+        return words if self.entropy is None else f"{words}, entropy {self.entropy:.2f}"
+
+
+def _check(config: Config, processes: Processes) -> None:
+    """Raise JomaError for what the device or the number of processes does not allow."""
+    if config.training.precision == "bfloat16" and processes.device.type != "cuda":
+        raise JomaError(
+            f"training.precision bfloat16 is for a CUDA device, not {processes.device}; float32 "
+            "goes with both"
+        )
+    parts = config.training.accumulate * processes.size
+    if config.data.batch % parts:
+        raise JomaError(
+            f"data.batch must be a multiple of {parts}, the pieces of a step times the processes, "
+            f"got {config.data.batch}"
         )
 
 
-_SECONDS, _MOST_STEPS = 2.0, 10
-"""For how long, and how many, steps are made to estimate a training."""
-_KEPT = 3
-"""Checkpoints that are on the disk at a time, one of them being written."""
-
-
-@dataclass(frozen=True)
-class TrainingEstimate:
-    """What a training takes on one process.
-
-    Attributes:
-        parameters: Number of parameters of the model.
-        tokens: Number of tokens that all steps read.
-        seconds: Duration of the steps, without measurements and checkpoints.
-        memory: Bytes at most, of the GPU where there is one; None where that is not known.
-        disk: Bytes of series and checkpoints.
-        exports: How many models the series has.
-    """
-
-    parameters: int
-    tokens: int
-    seconds: float
-    memory: int | None
-    disk: int
-    exports: int
-
-
-def estimate(config: Config, device: str = "cpu") -> TrainingEstimate:
-    """Make a few steps of a training, which are thrown away, and scale them up."""
-    processes = Processes(device=torch.device(device))
-    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
-        trainer = Trainer(config, processes)
-        _step(trainer, 0)  # the first allocates and, where asked for, compiles
-        start, done = time.monotonic(), 0
-        while done < _MOST_STEPS and time.monotonic() - start < _SECONDS:
-            done += 1
-            _step(trainer, done % config.training.steps)
-        each = (time.monotonic() - start) / done
-    exports, parameters = len(config.checkpoints.steps(config.training.steps)), trainer.parameters
-    return TrainingEstimate(
-        parameters=parameters,
-        tokens=config.training.steps * config.data.batch * config.data.window,
-        seconds=each * config.training.steps,
-        memory=_memory(device),
-        disk=parameters * (4 * exports + 12 * _KEPT),
-        exports=exports,
-    )
-
-
-def _step(trainer: Trainer, step: int) -> None:
-    loss = trainer.backward(step)
-    trainer.update(step)
-    trainer.clear()
-    loss.item()  # waits for a GPU
-
-
-def _memory(device: str) -> int | None:
-    """Return the most memory this process has had, of the GPU or of the machine."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _check_text(text: Text, config: Config, processes: Processes) -> None:
+    """Raise JomaError for a text that is another on another process, or cannot be validated on."""
+    number = int(text.digest[:15], 16)
+    largest, smallest = processes.most(number, -number)
+    if largest != -smallest:
+        raise JomaError(
+            "data.corpus and data.tokenizer must be the same for all processes, but their tokens "
+            "differ"
+        )
+    if text.valid is None and config.validation.every:
+        raise JomaError(
+            f"validation.every must be 0 where the corpus has no valid split, as "
+            f"{config.data.corpus} has none, got {config.validation.every}"
+        )

@@ -20,7 +20,6 @@ from joma.common.text import wrapped
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
-from joma.probes.spectrum import release
 from joma.runs import Run
 from joma.train.findings import Finding, Judgement
 from joma.train.monitor.cadence import Budget
@@ -428,7 +427,6 @@ class Monitor:
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")
-                release()  # GPU memory that stable ranks keep
 
     def _guarded(self, action: Callable[[], T], what: str = "a measurement") -> T | None:
         return self._faults.tried(what, action, effect="failed")
