@@ -8,44 +8,39 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from joma.errors import JomaError
 from joma.report.html import damaged_payload, index_page, is_report, page, payload
-from joma.report.thinning import kept_points
 from joma.runs import Run, list_runs
 from tests.report._runs import HOSTILE, finding, made_run
 
 
-class TestThinning:
-    @given(
-        arrays(np.float64, st.integers(1, 400), elements=st.floats(width=32)),
-        st.integers(8, 90),
-    )
-    def test_extremes_and_ends_stay(self, values, most):
-        kept = kept_points(values, most)
-        assert kept.size <= max(most, 1)
-        assert np.all(np.diff(kept) > 0)
-        assert {0, values.size - 1} <= set(kept.tolist())
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            shown = values[kept][np.isfinite(values[kept])]
-            assert (shown.min(), shown.max()) == (finite.min(), finite.max())
-        if not np.isfinite(values).all():
-            assert not np.isfinite(values[kept]).all()
-
-    def test_a_peak_of_one_step_is_kept(self):
-        values = np.zeros(20_000)
-        values[12_345] = 9.0
-        assert 12_345 in kept_points(values, 100)
-
-    def test_short_series_are_whole(self):
-        assert kept_points(np.arange(8.0), 8).tolist() == list(range(8))
+@settings(deadline=None, max_examples=20)
+@given(arrays(np.float64, st.integers(1, 400), elements=st.floats(width=32)), st.integers(8, 90))
+def test_thinning_keeps_extremes_and_ends(values, most):
+    with TemporaryDirectory() as folder:
+        run = Run.create("monitor", {}, out=Path(folder) / "run")
+        run.metrics.append_many(np.arange(values.size), "loss", values[:, None])
+        run.metrics.flush()
+        (chart,) = payload(run, most_points=most)["charts"]
+    (drawn,) = chart["series"]
+    assert len(drawn["steps"]) <= max(most, 1)
+    assert (drawn["total"], drawn["thinned"]) == (values.size, values.size > len(drawn["steps"]))
+    assert {0, values.size - 1} <= set(drawn["steps"])
+    assert sorted(set(drawn["steps"])) == drawn["steps"]
+    finite = values[np.isfinite(values)]
+    if finite.size:
+        shown = [value for value in drawn["values"] if value is not None]
+        np.testing.assert_allclose([min(shown), max(shown)], [finite.min(), finite.max()], 1e-5)
+    if finite.size < values.size:
+        assert drawn["marks"]
 
 
 class TestPayload:
@@ -63,13 +58,6 @@ class TestPayload:
         assert record["findings"][0]["chart"] == "attention_entropy"
         assert record["summary"]["last_step"] == 60
         assert [fact["metric"] for fact in record["facts"]] == ["vocabulary"]
-
-    def test_long_series_say_that_they_are_thinned(self, tmp_path):
-        run = made_run(tmp_path / "run", steps=5000)
-        loss = payload(run, most_points=200)["charts"][0]["series"][0]
-        assert loss["thinned"]
-        assert loss["total"] == 5000
-        assert len(loss["steps"]) == len(loss["values"]) <= 200
 
     def test_budget_of_all_series(self, tmp_path):
         run = made_run(tmp_path / "run", steps=3000, layers=4)
@@ -108,7 +96,7 @@ class TestPayload:
         odd = [{"kind": 3, "step": "x", "layer": True, "evidence": [1], "severity": "bad"}, {}]
         run = made_run(tmp_path / "run", findings=odd)
         for found in payload(run)["findings"]:
-            assert found["severity"] == "unrated"
+            assert found["severity"] == "note"
             assert found["step"] is None
             assert found["chart"] == "loss"
 
@@ -117,14 +105,6 @@ class TestPayload:
         # Two weights of 64 × 256: 2mn numbers each; rank 8 keeps r(2·256 + 64).
         assert galore["adamw_bytes"] == 2 * 4 * 2 * 64 * 256
         assert galore["ranks"][0]["galore_bytes"] == 2 * 4 * 8 * (2 * 256 + 64)
-
-    def test_series_come_in_the_order_of_the_log(self, tmp_path):
-        names = [f"layers.{number}.linear{number % 3}" for number in (7, 2, 11, 0, 5, 3)]
-        run = Run.create("monitor", {}, out=tmp_path / "run")
-        for name in names:
-            run.metrics.append(0, "gradient_stable_rank", 1.0, module=name, layer=0)
-        run.metrics.flush()
-        assert [it["module"] for it in payload(run)["galore"]["weights"]] == names
 
     def test_gradients_that_are_not_finite(self, tmp_path):
         run = Run.create("monitor", {}, out=tmp_path / "run")
@@ -150,7 +130,7 @@ class TestPayload:
     def test_evidence_that_is_not_finite(self, tmp_path):
         evidence = {"loss": float("nan"), "huge": 10**400, "limit": 2.0}
         run = made_run(tmp_path / "run")
-        (run.path / "findings.json").write_text(json.dumps([{"kind": "x", "evidence": evidence}]))
+        (run.path / "findings.json").write_text(json.dumps({"findings": [{"evidence": evidence}]}))
         (run.path / "manifest.json").unlink()
         record = payload(run)
         assert set(record["findings"][0]["evidence"]) == {"huge", "limit"}
@@ -198,7 +178,7 @@ class TestPage:
         assert "@import" not in html
         policy = _policy(elements)
         assert "default-src 'none'" in policy
-        assert "connect-src 'none'" in policy
+        assert "connect-src" not in policy
         assert "unsafe" not in policy
         for kind in ("script", "style"):
             digest = hashlib.sha256(elements.text[kind][-1].encode()).digest()

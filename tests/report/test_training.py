@@ -11,7 +11,6 @@ import pytest
 
 from joma.errors import JomaError
 from joma.report import figures, training
-from joma.report.marks import grouped, ranges
 from joma.runs import Run
 
 FINDINGS = [
@@ -94,14 +93,15 @@ def test_lines_and_maps_are_the_numbers(tmp_path: Path):
     assert marks == [20, 21, 10**9]
 
 
-def test_findings_of_a_kind_share_a_mark():
-    groups = grouped(FINDINGS)
-    assert [(group.number, group.step, group.label) for group in groups] == [
-        (1, 20, "attention collapse, layers 0–1"),
-        (2, 21, "loss spike"),
-        (3, 10**9, "rank collapse, layer 3"),
-    ]
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
+def test_findings_of_a_kind_share_a_mark(tmp_path: Path):
+    more = [dict(FINDINGS[0], layer=layer) for layer in (2, 5)]
+    figure: Any = training.draw(recorded(tmp_path / "run", findings=[*FINDINGS, *more]))
+    listed = next(ax for ax in figure.axes if ax.get_title(loc="left") == "Findings")
+    assert [text.get_text() for text in listed.texts] == [
+        "1", "critical: attention collapse, layers 0–2, 5, from step 20",
+        "2", "warning: loss spike, from step 21",
+        "3", "note: rank collapse, layer 3, from step 1,000,000,000",
+    ]  # fmt: skip
 
 
 def test_a_loss_over_a_decade_gets_a_logarithmic_axis(tmp_path: Path):

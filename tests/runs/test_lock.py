@@ -116,14 +116,6 @@ def test_a_process_may_nest_it(run: Run, monkeypatch):
     assert is_free(run.path)
 
 
-def test_it_ends_when_the_block_fails_and_when_a_run_is_made(run: Run):
-    with pytest.raises(KeyError), run.locked():
-        raise KeyError
-    assert is_free(run.path)
-    Run.resume("fit", {"seed": 1}, out=run.path)
-    assert is_free(run.path)
-
-
 def test_somebody_else_in_the_same_process_is_refused(run: Run):
     descriptor = os.open(run.path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -175,12 +167,3 @@ def test_a_file_system_without_locks(run: Run, monkeypatch, code: int):
         Run.resume("fit", {"seed": 1}, out=run.path)
     if opened:
         assert len(os.listdir("/proc/self/fd")) == opened
-
-
-def test_another_failure_is_not_hidden(run: Run, monkeypatch):
-    def flock(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match="Input/output"), run.locked():
-        pass

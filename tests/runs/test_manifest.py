@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.runs import Run, list_runs
-from joma.runs._manifest import Manifest
+from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.runs._failing import every_kill
 
@@ -171,15 +170,6 @@ def test_a_damaged_manifest_is_refused_and_can_be_deleted(run: Run):
     assert steps(run) == [0, 1, 2, 3, 4]
 
 
-def test_runs_show_says_whether_files_are_verified(run: Run):
-    record = json.loads(joma("runs", "show", str(run.path), "--json").stdout)
-    assert record["verified"] is True
-    (run.path / "figures" / "curve.png").unlink()
-    record = json.loads(joma("runs", "show", str(run.path), "--json").stdout)
-    assert record["missing"] == ["figures/curve.png"]
-    assert "missing" in joma("runs", "show", str(run.path)).stdout
-
-
 def test_readers_meet_no_damage_while_the_run_writes(run: Run):
     stop, failed = threading.Event(), []
 
@@ -230,44 +220,3 @@ def test_a_pipe_does_not_hang_a_reader(run: Run, name: str):
     os.mkfifo(run.path / name)
     assert sentence(joma("runs", "show", str(run.path)))
     assert joma("runs", "list", str(run.path.parent)).exit_code == 0
-
-
-def test_pipes_in_place_of_tables_and_parts_are_refused(run: Run):
-    for name in ("tables/curve.parquet", "metrics/part-000001.parquet"):
-        data = (run.path / name).read_bytes()
-        (run.path / name).unlink()
-        os.mkfifo(run.path / name)
-        assert "must be a regular file" in sentence(joma("runs", "show", str(run.path)))
-        (run.path / name).unlink()
-        (run.path / name).write_bytes(data)
-
-
-def test_an_unreadable_folder_does_not_end_a_list(run: Run, monkeypatch):
-    other = Run.create("fit", {}, out=run.path.parent / "other")
-    locked = run.path.parent / "locked"
-    locked.mkdir()
-    scandir, listdir = os.scandir, os.listdir
-
-    def refusing(call: Any) -> Any:
-        def called(path: Any = ".") -> Any:
-            if Path(path).name == "locked":
-                raise PermissionError(13, "Permission denied", str(path))
-            return call(path)
-
-        return called
-
-    monkeypatch.setattr(os, "scandir", refusing(scandir))
-    monkeypatch.setattr(os, "listdir", refusing(listdir))
-    monkeypatch.setattr("pathlib.Path.iterdir", lambda it: map(it.joinpath, os.listdir(it)))
-    assert {summary.path for summary in list_runs(run.path.parent)} == {run.path, other.path}
-    message = joma("runs", "list", str(run.path.parent))
-    assert message.exit_code == 0
-    assert f"joma: left out {locked}: Permission denied" in message.stderr
-
-
-def test_a_manifest_is_rewritten_only_where_something_changes(run: Run):
-    manifest = Manifest(run.path)
-    before = (run.path / "manifest.json").stat().st_ino
-    manifest.set_parts(5)
-    manifest.write_file("findings.json", (run.path / "findings.json").read_bytes())
-    assert (run.path / "manifest.json").stat().st_ino == before

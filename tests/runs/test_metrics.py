@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.runs import Metrics, Run
+from joma.runs import Metrics
 from tests.runs._failing import visible
 from tests.runs._log import COLUMNS, rows
 
@@ -18,15 +18,6 @@ from tests.runs._log import COLUMNS, rows
 @pytest.fixture
 def metrics(tmp_path: Path) -> Metrics:
     return Metrics(tmp_path / "metrics")
-
-
-def test_a_run_has_one_log(tmp_path: Path):
-    run = Run.create("table1", {}, out=tmp_path)
-    run.metrics.append(3, "loss", 0.5)
-    run.metrics.flush()
-    assert visible(tmp_path / "metrics") == ["part-000000.parquet"]
-    assert Run.open(tmp_path).metrics.read()["value"] == [0.5]
-    assert Run.open(tmp_path) == run
 
 
 def test_columns_and_what_stands_for_none(metrics: Metrics):
@@ -74,27 +65,6 @@ def test_nothing_is_an_empty_log(tmp_path: Path, metrics: Metrics):
         name: (0, dtype) for name, dtype in COLUMNS.items()
     }
     assert not (tmp_path / "metrics").exists()
-
-
-def test_one_name_alone(metrics: Metrics):
-    for step in range(3):
-        metrics.append(step, "loss", step)
-        metrics.flush()
-        metrics.append(step, f"of {step}", 10)
-    assert metrics.read("loss")["value"].tolist() == [0, 1, 2]
-    assert metrics.read("of 1")["step"].tolist() == [1]
-    assert metrics.read("of 2")["step"].tolist() == []  # not flushed
-
-
-def test_what_was_appended_is_the_callers_to_change(metrics: Metrics):
-    values, steps, bound = np.ones((2, 2)), np.array([1, 2]), np.ones(2)
-    metrics.append(0, "loss", values[0], bound=bound)
-    metrics.append_many(steps, "loss", values, bound=bound)
-    values[:], steps[:], bound[:] = 9, 9, 9
-    metrics.flush()
-    log = metrics.read()
-    assert log["step"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert set(log["value"]) == set(log["bound"]) == {1.0}
 
 
 @settings(max_examples=20, deadline=None)
@@ -162,29 +132,18 @@ def test_any_history_reads_as_a_plain_list_would(tmp_path_factory, history):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"step": 1.5}, "steps must be whole"),
         ({"step": -1}, "steps must be whole"),
-        ({"step": True}, "steps must be whole"),
         ({"step": 2**64}, "steps must be whole"),
-        ({"step": None}, "steps must be whole"),
         ({"name": ""}, "name must be a word"),
-        ({"name": 3}, "name must be a word"),
         ({"name": "\ud800"}, "name must be a word"),
         ({"values": []}, "values must be one or more real numbers"),
-        ({"values": "a"}, "values must be one or more real numbers"),
-        ({"values": [1j]}, "values must be one or more real numbers"),
         ({"values": [[1], [1, 2]]}, "values must be one or more real numbers"),
         ({"values": [[1.0]]}, "values must be a number or one for each member"),
-        ({"module": 3}, "module must be"),
         ({"module": "\udfff"}, "module must be"),
-        ({"kind": None}, "kind must be"),
         ({"kind": "\n"}, "kind must be"),
         ({"layer": -1}, "layer must be"),
-        ({"layer": 1.0}, "layer must be"),
         ({"head": 2**31}, "head must be"),
         ({"bound": [1, 2, 3]}, r"bound must be one number or fit .* \(1, 2\), got shape \(3,\)"),
-        ({"bound": "x"}, "bound must be"),
-        ({"time": "now"}, "time must be"),
         ({"time": [1, 2]}, "time must be"),
     ],
 )
@@ -208,12 +167,3 @@ def test_bad_steps_are_refused(metrics: Metrics):
     for step in (-2, 0.5, None):
         with pytest.raises(ValueError, match="step must be"):
             metrics.rewind(step)  # type: ignore[arg-type]
-
-
-def test_a_long_log_is_small(tmp_path: Path):
-    metrics = Metrics(tmp_path)
-    losses = np.random.default_rng(0).random((10_000, 10), dtype=np.float32)
-    metrics.append_many(np.arange(10_000), "loss", losses, time=1.7e9 + np.arange(10_000))
-    metrics.flush()
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert size < 100_000 * 4.5  # what single precision cannot do without, and little more

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from joma.runs import Metrics
@@ -68,17 +66,6 @@ def test_a_really_full_disk(small_disk: Path):
     assert metrics.read()["step"].tolist() == [0]
 
 
-@pytest.mark.parametrize("step", STEPS_OF_A_WRITE)
-def test_a_full_disk_leaves_the_parts_as_they_were(tmp_path: Path, monkeypatch, step: str):
-    metrics = in_parts(tmp_path, 3)
-    expected, files = rows(metrics), sorted(os.listdir(tmp_path))
-    fill_disk(monkeypatch, step)
-    for change in (metrics.compact, lambda: metrics.rewind(1)):
-        with pytest.raises(OSError, match="No space left"):
-            change()
-        assert [rows(metrics), sorted(os.listdir(tmp_path))] == [expected, files]
-
-
 def test_a_kill_at_any_moment_of_a_compaction(tmp_path: Path, monkeypatch):
     expected = rows(in_parts(tmp_path / "whole", 4))
     parts = []
@@ -101,115 +88,6 @@ def test_a_kill_at_any_moment_of_a_compaction(tmp_path: Path, monkeypatch):
         folder = tmp_path / f"{moment + 1}"
         in_parts(folder, 4)
     assert parts == [4, 4, 4, 5, 5, 4, 3, 2, 1, 1]
-
-
-def test_a_kill_at_any_moment_of_a_rewind(tmp_path: Path, monkeypatch):
-    folder = tmp_path / "0"
-
-    def rewind() -> None:
-        Metrics(folder).rewind(1)
-
-    whole = rows(in_parts(folder, 4))
-    kept = [row for row in whole if row[0] <= 1]
-    moments = 0
-    for moment in every_kill(monkeypatch, rewind):
-        after = rows(Metrics(folder))
-        assert [row for row in after if row[0] <= 1] == kept
-        assert set(after) <= set(whole)
-        assert len(set(after)) == len(after)
-        rewind()
-        assert rows(Metrics(folder)) == kept
-        folder = tmp_path / f"{moment + 1}"
-        in_parts(folder, 4)
-        moments += 1
-    assert moments > 4
-
-
-def test_a_rewind_after_a_kill_in_a_compaction_does_not_bring_back_what_was_covered(
-    tmp_path: Path, monkeypatch
-):
-    folder = tmp_path / "0"
-
-    def compact() -> None:
-        Metrics(folder).compact()
-
-    in_parts(folder, 3)
-    for moment in every_kill(monkeypatch, compact):
-        Metrics(folder).rewind(-1)
-        assert rows(Metrics(folder)) == []
-        assert visible(folder) == []
-        folder = tmp_path / f"{moment + 1}"
-        in_parts(folder, 3)
-
-
-def test_other_files_are_no_parts(tmp_path: Path):
-    metrics = in_parts(tmp_path, 2)
-    expected = rows(metrics)
-    for name in (".part-000002.parquet.0123456789ab.tmp", "part-2.parquet", "notes.txt"):
-        (tmp_path / name).write_bytes(b"half")
-    assert rows(metrics) == expected
-    metrics.compact()
-    assert rows(metrics) == expected
-
-
-def test_a_torn_part_is_named(tmp_path: Path):
-    metrics = in_parts(tmp_path, 2)
-    path = tmp_path / "part-000001.parquet"
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"part-000001\.parquet is damaged"):
-            metrics.read()
-    for change in (metrics.compact, lambda: metrics.rewind(0)):
-        with pytest.raises(ValueError, match=r"part-000001\.parquet is damaged"):
-            change()
-    path.write_bytes(whole)
-    assert len(rows(metrics)) == 5
-
-
-def test_a_changed_value_is_found(tmp_path: Path):
-    metrics = Metrics(tmp_path)
-    values = np.random.default_rng(0).normal(size=(100, 3))
-    metrics.append_many(np.arange(100), "loss", values, time=0)
-    metrics.flush()
-    path = tmp_path / "part-000000.parquet"
-    whole = path.read_bytes()
-    column = pyarrow.parquet.read_metadata(path).row_group(0).column(8)
-    assert column.path_in_schema == "value"
-    end = column.data_page_offset + column.total_compressed_size
-    for place in range(end - 2000, end, 50):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(ValueError, match=r"part-000000\.parquet is damaged"):
-            metrics.read()
-
-
-def test_a_flipped_bit_is_nothing_worse_than_refused(tmp_path: Path):
-    metrics = Metrics(tmp_path)
-    metrics.append_many(np.arange(3), "loss", np.ones((3, 2)), layer=1, bound=0.1, time=0)
-    metrics.append(1, "accuracy", 0.3, module="head", time=0)
-    metrics.flush()
-    path = tmp_path / "part-000000.parquet"
-    whole = path.read_bytes()
-    refused = 0
-    for place in range(1, len(whole), 2):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
-        try:
-            metrics.read()
-        except ValueError as error:
-            assert str(path) in str(error)  # noqa: PT017
-            refused += 1
-    assert refused > len(whole) / 4
-
-
-def test_a_foreign_part_is_named(tmp_path: Path):
-    metrics = in_parts(tmp_path, 2)
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "part-000002.parquet")
-    with pytest.raises(ValueError, match=r"part-000002\.parquet is not a metrics log.* are a$"):
-        metrics.read()
-    (tmp_path / "part-000002.parquet").rename(tmp_path / "part-000001-000002.parquet")
-    (tmp_path / "part-000000.parquet").rename(tmp_path / "part-000000-000001.parquet")
-    with pytest.raises(ValueError, match="hold the same parts"):
-        metrics.read()
 
 
 def test_a_reader_meets_a_compaction(tmp_path: Path, monkeypatch):

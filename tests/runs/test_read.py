@@ -1,7 +1,5 @@
 """`joma.read`: what was measured as a tidy table."""
 
-import builtins
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +65,6 @@ def test_tables_of_other_libraries(tmp_path: Path, kind: Any):
         assert table["layer"].to_list() == [None, None, 0, None, None]
 
 
-def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pandas" else find(name)
-    )
-    with pytest.raises(JomaError, match=r'needs pandas, which is not installed; .* as "arrow"'):
-        joma.read(made(tmp_path / "run"), as_="pandas")
-
-
-@pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made(tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
@@ -99,15 +82,3 @@ def test_bad_input_is_one_sentence(
     made(tmp_path / "run")
     with pytest.raises(JomaError, match=said):
         joma.read(given, **options)
-
-
-def test_nothing_but_arrow_is_imported(tmp_path: Path, monkeypatch):
-    real = builtins.__import__
-
-    def guarded(name: str, *rest: Any, **options: Any) -> Any:
-        assert name.partition(".")[0] not in ("pandas", "polars", "torch")
-        return real(name, *rest, **options)
-
-    run = made(tmp_path / "run")
-    monkeypatch.setattr(builtins, "__import__", guarded)
-    joma.read(run)

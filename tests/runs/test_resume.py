@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from joma.runs import Run, compare_tables, differing, list_runs
-from joma.runs import _run as run_module
 from tests.runs._failing import contents, every_kill, visible
 
 CONFIG = {"seed": 1, "rates": (1e-4, 1e-5), "model": {"layers": 3, "bias": True}}
@@ -60,15 +57,14 @@ def test_everything_stays(tmp_path: Path):
     assert found.step == 0
 
 
-def test_the_environments_it_went_on_in_are_added(tmp_path: Path, monkeypatch):
+def test_the_environments_it_went_on_in_are_added(tmp_path: Path):
     first = filled(tmp_path)
-    monkeypatch.setattr(
-        run_module, "environment", lambda device: {**first.environment, "device": device}
-    )
     Run.resume("table1", CONFIG, out=tmp_path)
     run = Run.resume("table1", CONFIG, out=tmp_path, device="cuda")
     date = first.environment["date"]
-    assert run.environment["resumed"] == [{"date": date}, {"date": date, "device": "cuda"}]
+    again, on_a_gpu = run.environment["resumed"]
+    assert again["date"] > date
+    assert set(on_a_gpu) - set(again) == {"device"}
     assert {**first.environment, "resumed": run.environment["resumed"]} == run.environment
     assert Run.open(tmp_path).environment == run.environment
     (summary,) = list_runs(tmp_path)
@@ -128,25 +124,6 @@ def test_one_setting_may_change(tmp_path: Path):
         assert changed.tables == ["kept"]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.dictionaries(st.text(max_size=3).filter(lambda key: key != "name"), JSON, max_size=3))
-def test_any_settings_are_the_same_as_themselves(tmp_path_factory, config):
-    folder = tmp_path_factory.mktemp("any")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "environment", lambda device: {"joma": "0", "date": "today"})
-        first = Run.create("any", config, out=folder)
-        assert Run.resume("any", config, out=folder).config == first.config
-
-
 def test_the_folder_of_another_run_and_other_folders_are_refused(tmp_path: Path):
     filled(tmp_path / "run")
     with pytest.raises(ValueError, match=r"holds a table1 run.* earlier fig2 run"):
@@ -159,7 +136,7 @@ def test_the_folder_of_another_run_and_other_folders_are_refused(tmp_path: Path)
         Run.resume("table1", {"name": "fig2"}, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3", "null", "{}", '{"name": null}', "[" * 200_000])
+@pytest.mark.parametrize("content", ["{", "null", '{"name": null}', "[" * 200_000])
 def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, content: str):
     filled(tmp_path)
     (tmp_path / "config.json").write_text(content)
@@ -173,19 +150,6 @@ def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, 
     assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
-def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    killed = Run.create("table1", CONFIG, out=tmp_path / "killed")
-    (killed.path / "config.json").unlink()
-    for out in (None, None, tmp_path / "new" / "deep", tmp_path / "empty", killed.path):
-        run = Run.resume("table1", CONFIG, out=out)
-        assert Run.open(run.path) == run
-        assert "resumed" not in run.environment
-        assert files(run.path) == ["config.json", "environment.json", "manifest.json"]
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-
-
 def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monkeypatch):
     folder = tmp_path / "0"
 
@@ -197,19 +161,3 @@ def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monke
         assert visible(folder) == ["config.json", "environment.json", "manifest.json"]
         assert Run.open(folder).verified
         folder = tmp_path / f"{moment + 1}"
-
-
-def test_a_resumed_run_is_listed_without_its_inner_folders(tmp_path: Path):
-    filled(tmp_path / "run")
-    Run.create("fig2", {}, out=tmp_path / "run" / "metrics" / "inner")
-    Run.resume("table1", CONFIG, out=tmp_path / "run")
-    assert [summary.name for summary in list_runs(tmp_path)] == ["table1"]
-
-
-def test_a_folder_killed_at_its_very_first_write_can_be_used(tmp_path):
-    left = tmp_path / "run" / ".environment.json.0123456789ab.tmp"
-    left.parent.mkdir()
-    left.write_text("{")
-    run = Run.resume("fit", {"seed": 1}, out=left.parent)
-    assert run.config == {"name": "fit", "seed": 1}
-    assert not left.exists()

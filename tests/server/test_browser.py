@@ -175,11 +175,3 @@ def prefixed(port: int) -> Iterator[str]:
     finally:
         proxy.shutdown()
         proxy.server_close()
-
-
-def test_a_damaged_run_says_so(tab: Any, make_run: MakeRun, tmp_path):
-    run = make_run("broken")
-    (run.path / "config.json").write_text("{")
-    with serving(tmp_path / "runs") as server:
-        tab.goto(f"{server.address.url}runs/{Client(server.address).id_of('broken')}")
-        tab.wait_for_selector("text=/damaged|not valid JSON/")

@@ -1,7 +1,5 @@
 """What changes reaches readers, without disturbing the run."""
 
-import time
-
 from tests.server.conftest import MakeRun, Serve
 
 
@@ -48,25 +46,3 @@ def test_the_server_stops_with_open_streams(make_run: MakeRun, tmp_path):
     with serving(tmp_path / "runs") as server, Client(server.address).events() as events:
         server.stop()
         assert list(events.changes())[1:] == []
-
-
-def test_the_lock_of_a_run_is_not_taken_from_it(make_run: MakeRun, serve: Serve):
-    run = make_run("live", done=False)
-    run.write_json("outcome", {"status": "running"})
-    serve()
-    for _ in range(30):
-        with run.locked():
-            run.write_json("note", {"time": time.time()})
-
-
-def test_a_run_can_be_read_while_its_log_is_merged(make_run: MakeRun, serve: Serve):
-    run = make_run("live", done=False)
-    client = serve()
-    id = client.id_of("live")
-    with run.locked():
-        for step in range(20, 41):
-            run.metrics.append(step, "loss", 0.5)
-            run.metrics.flush()
-            if step % 10 == 0:
-                run.metrics.compact()
-            assert client.get(f"/api/runs/{id}").json["state"] != "damaged"

@@ -67,19 +67,6 @@ def test_ten_megabytes_are_refused_without_being_kept(tmp_path):
         assert _memory(process.pid) - before < 20
 
 
-def test_a_token_is_printed_once_and_never_logged(tmp_path):
-    write_run(tmp_path)
-    with started(tmp_path, "--token") as (process, client):
-        token = client.address.token
-        assert token is not None
-        assert client.get(f"/?token={token}").status == 303
-        assert client.get(f"/none?token={token}").status == 303
-        assert client.get("/").status == 401
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
-        assert token not in out + err
-
-
 def test_a_thousand_connections_that_say_nothing_do_no_harm(tmp_path):
     write_run(tmp_path)
     with started(tmp_path) as (_, client), contextlib.ExitStack() as around:

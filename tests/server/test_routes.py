@@ -4,11 +4,7 @@ import gzip
 import shutil
 import time
 
-import pytest
-
-from joma.errors import JomaError
 from joma.runs import Run
-from joma.server import application
 from tests.server._client import PATIENCE
 from tests.server.conftest import MakeRun, Serve
 
@@ -110,17 +106,6 @@ def test_damaged_runs_are_shown_as_damaged(make_run: MakeRun, serve: Serve):
     assert client.get(f"/runs/{client.id_of(whole.path.name)}").status == 200
 
 
-def test_a_byte_that_changed_in_the_log_is_damage(make_run: MakeRun, serve: Serve):
-    run = make_run("flipped")
-    part = next((run.path / "metrics").iterdir())
-    data = bytearray(part.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    part.write_bytes(bytes(data))
-    client = serve()
-    answer = client.get(f"/api/runs/{client.id_of('flipped')}")
-    assert (answer.status, answer.json["state"]) == (200, "damaged")
-
-
 def test_a_run_is_running_while_it_is_locked_and_then_died(make_run: MakeRun, serve: Serve):
     run = make_run("live", done=False)
     run.write_json("outcome", {"status": "running"})
@@ -140,11 +125,6 @@ def test_a_run_is_running_while_it_is_locked_and_then_died(make_run: MakeRun, se
     with client.events() as events:
         _wait_until(lambda: state() == "died")
         events.wait_for(id)
-
-
-def test_only_folders_are_served(tmp_path):
-    with pytest.raises(JomaError, match="does not exist"):
-        application(tmp_path / "none")
 
 
 def test_a_run_folder_and_several_folders_can_be_served(make_run: MakeRun):

@@ -4,35 +4,26 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from urllib.request import urlopen
 
 import pytest
 
-from tests.server._client import PATIENCE, Client
+from tests.server._client import Client
 from tests.server.conftest import MakeRun, Serve, serving, write_run
 
 SECRET = "root:x:0:0"
 
 TRAVERSALS = [
     "/runs/../../../../etc/passwd",
-    "/runs/..%2f..%2f..%2f..%2fetc%2fpasswd",
     "/runs/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
     "/runs/..%252f..%252fetc%252fpasswd",
     "/runs/..%c0%af..%c0%afetc/passwd",
-    "/runs/..\\..\\etc\\passwd",
-    "/runs//etc/passwd",
     "/runs/%2fetc%2fpasswd",
-    "/runs/first",
     "/runs/first/config.json",
-    "/runs/%00",
     "/runs/first%00.html",
     "/api/runs/..%2f..%2fetc%2fpasswd",
     "/api/runs/%2e%2e%2fconfig.json",
-    "/compare?run=../../etc/passwd",
     "/compare?run=..%2f..%2fetc%2fpasswd&run=%00",
     "/static/../../etc/passwd",
-    "//etc/passwd",
-    "/../../../../etc/passwd",
     "/%2e%2e/%2e%2e/etc/passwd",
     "/runs/" + "%2e%2e%2f" * 300 + "etc/passwd",
 ]
@@ -87,9 +78,7 @@ def test_two_hosts_are_refused(client: Client):
     [
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
-        {"Origin": "http://localhost:3000"},
         {"Origin": "http://localhost:8765.evil.example"},
-        {"Origin": "file://"},
         {"Origin": "http://[::1"},
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
         {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
@@ -133,15 +122,10 @@ def test_oversized_heads_are_refused_and_the_server_stays(client: Client):
     [
         b"\x00\x01\x02\x03\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100 + b"\r\n\r\n",
-        b"GET\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n bad: folded\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1, 2\r\n\r\n",
         b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /runs/\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\r\n" * 1000,
         b"GET / HTTP/1.1\r\nHost: localhost\r\n",
         b"",
     ],
@@ -150,12 +134,6 @@ def test_malformed_requests_are_refused(client: Client, request_: bytes):
     answer = client.send(request_)
     assert not answer or answer.startswith(b"HTTP/1.1 4")
     assert client.get("/healthz").status == 200
-
-
-def test_websockets_are_refused(client: Client):
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-               "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
-    assert client.get("/api/runs", upgrade).status != 101
 
 
 def test_every_answer_carries_the_headers(client: Client):
@@ -197,14 +175,6 @@ def test_links_that_lead_outside_are_not_followed(make_run: MakeRun, serve: Serv
         assert "symbolic link" in run["reason"]
         for path in (f"/runs/{run['id']}", f"/api/runs/{run['id']}"):
             assert SECRET not in client.get(path).text
-
-
-def test_links_inside_are_followed(make_run: MakeRun, serve: Serve):
-    run = make_run("one")
-    (run.path / "metrics").rename(run.path / "data")
-    (run.path / "metrics").symlink_to("data")
-    client = serve()
-    assert client.get("/api/runs").json["runs"][0]["state"] == "ended"
 
 
 HOSTILE = [
@@ -282,13 +252,6 @@ class TestToken:
         ):
             assert client.get(path).headers["location"] == back
 
-    def test_addresses_in_digits_are_answered_but_no_foreign_names(self, serve: Serve):
-        client = serve(ask_token=True, allowed_hosts=["Gpu7.example"])
-        bearer = {"Authorization": f"Bearer {client.address.token}"}
-        for host in ("10.1.2.3:8765", "[fe80::1]:8765", "gpu7.example:8765"):
-            assert client.get("/api/runs", {"Host": host, **bearer}).status == 200
-        assert client.get("/api/runs", {"Host": "evil.example", **bearer}).status == 403
-
     def test_no_token_is_logged(self, serve: Serve, caplog, capfd):
         client = serve(ask_token=True)
         client.get(f"/?token={client.address.token}")
@@ -296,12 +259,3 @@ class TestToken:
         assert client.address.token not in caplog.text
         out = capfd.readouterr()
         assert client.address.token not in out.out + out.err
-
-
-def test_every_address_of_this_machine_is_one_of_its_names(make_run: MakeRun, tmp_path):
-    make_run()
-    with (
-        serving(tmp_path / "runs", host="127.0.0.2") as server,
-        urlopen(server.address.url, timeout=PATIENCE) as answer,
-    ):
-        assert answer.status == 200

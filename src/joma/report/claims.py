@@ -1,17 +1,17 @@
 """The overview figure of `joma verify`: every claim's error in units of its tolerance."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from joma.common.types import Record
 from joma.errors import JomaError
 from joma.report import figures
-
-Groups = dict[str, list[Record]]
-"""Records under their headings."""
 
 LOW, HIGH = 1e-12, 1e12
 """Ratios beyond these are drawn at the edge."""
@@ -53,26 +53,29 @@ def draw_verdicts(
     """
     if not verdicts:
         raise JomaError("verdicts must hold at least one record, got none")
-    groups = _grouped(verdicts, topics)
+    groups: dict[str, list[Record]] = {}
+    for record in verdicts:
+        heading = "" if topics is None else topics.get(record["claim"], "Other claims")
+        groups.setdefault(heading, []).append(record)
     shared = len(verdicts) > _MOST_CLAIMS and len(groups) > 1
-    rows = len(groups) if shared else _rows(groups)
-    height = (_TOPIC_ROW if shared else _ROW) * (rows + 1) + 1.1
-    figure, ax = figures.new(width, height)
+    rows: list[tuple[str, list[Record]]] = []
+    for heading, records in groups.items():
+        if shared:
+            rows.append((heading, records))
+        else:
+            rows += [(heading, [])] if heading else []
+            rows += [(record["claim"], [record]) for record in records]
+    figure, ax = figures.new(width, (_TOPIC_ROW if shared else _ROW) * (len(rows) + 1) + 1.1)
     with figures.style():
-        _draw_axis(ax, rows)
-        y = 0
-        for heading, records in groups.items():
-            if shared:
-                _draw_topic(ax, y, heading, records)
-                y += 1
-                continue
-            if heading:
-                figures.row_text(ax, "left", y, heading, 9, fontweight="bold")
-                y += 1
-            for record in records:
-                _draw_row(ax, y, record)
-                y += 1
-        _draw_legend(ax)
+        _draw_axis(ax, len(rows))
+        for y, (label, records) in enumerate(rows):
+            if records:
+                _draw_row(ax, y, label, records, of_topic=shared)
+            else:
+                _label(ax, -0.01, y, label, 9, fontweight="bold")
+        ax.plot([], [], "o", color=figures.BLUE, markersize=5.5, label="derived")
+        ax.plot([], [], "D", color=figures.VERMILLION, ms=5, label="printed, where it differs")
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     return figure
 
 
@@ -98,85 +101,54 @@ def caption(verdicts: Sequence[Record]) -> str:
     return " ".join(sentences)
 
 
-def _rows(groups: Groups) -> int:
-    return sum(len(records) + bool(heading) for heading, records in groups.items())
-
-
-def _grouped(verdicts: Iterable[Record], topics: Mapping[str, str] | None) -> Groups:
-    groups: Groups = {}
-    for record in verdicts:
-        heading = "" if topics is None else topics.get(record["claim"], "Other claims")
-        groups.setdefault(heading, []).append(record)
-    return groups
-
-
 def _draw_axis(ax: Axes, rows: int) -> None:
     exponents = range(-12, 13, 3)
     labels = ["1" if k == 0 else f"$10^{{{k}}}$" for k in exponents]
     labels[0], labels[-1] = "$10^{-12}$\nor less", "$10^{12}$\nor more"
     ticks = dict(zip((10.0**k for k in exponents), labels, strict=True))
-    figures.row_axis(ax, ticks, "← holds      error ÷ tolerance      fails →")
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    ax.xaxis.set_major_formatter(FixedFormatter(list(ticks.values())))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("← holds      error ÷ tolerance      fails →")
+    ax.set_yticks([])
+    ax.grid(False, axis="y")
+    ax.spines["left"].set_visible(False)
     ax.set_xlim(LOW / 4, HIGH * 4)
     ax.set_ylim(rows - 0.3, -0.7)
     ax.axvspan(1, HIGH * 4, color=figures.VERMILLION, alpha=0.05, linewidth=0)
     ax.axvline(1, color=figures.BLACK, linewidth=1)
 
 
-def _draw_topic(ax: Axes, y: float, heading: str, records: Sequence[Record]) -> None:
-    """Draw the claims of a topic as points of one row, spread a little where they would meet."""
+def _draw_row(ax: Axes, y: float, label: str, records: Sequence[Record], of_topic: bool) -> None:
+    """Draw claims as points of one row, spread a little where they would meet."""
     ax.axhline(y, color="#ececec", linewidth=0.7, zorder=0)
-    points = [(_derived(record), "o", figures.BLUE, 5.0) for record in records]
-    points += [
-        (_printed(record), "D", figures.VERMILLION, 4.5) for record in records if _differs(record)
-    ]
-    for number, (x, marker, color, size) in enumerate(sorted(points, key=lambda point: point[0])):
-        offset = _SPREAD[number % len(_SPREAD)]
-        ax.plot(
-            x,
-            y + offset,
-            marker,
-            color=color,
-            markersize=size,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            clip_on=False,
-        )
+    points = []
+    for record in records:
+        derived, printed = record["derived"], record["printed"]
+        points.append((ratio(derived["error"], derived["tolerance"]), "o", figures.BLUE))
+        if printed is not None and printed["error"] != derived["error"]:
+            x = ratio(printed["error"], derived["tolerance"])
+            points.append((x, "D", figures.VERMILLION))
+    if not of_topic:
+        places = [x for x, _, _ in points]
+        ax.plot(places, [y] * len(places), color="#c9c9c9", linewidth=1, zorder=1)
+    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5} if of_topic else {}
+    spread = cycle(_SPREAD if of_topic else (0.0,))
+    for (x, marker, color), offset in zip(sorted(points), spread, strict=False):
+        size = 5 if marker == "o" else 4.5
+        ax.plot(x, y + offset, marker, color=color, markersize=size, clip_on=False, **edge)
     held = sum(record["derived"]["holds"] for record in records)
     failed = _FAILED if held < len(records) else {}
-    figures.row_text(ax, "left", y, heading, 9, **failed)
     words = f"{held} of {len(records)} hold"
-    figures.row_text(ax, "right", y, words, 8, **{"color": figures.GREY, **failed})
+    if not of_topic:
+        words = textwrap.shorten(records[0]["source"], 48, placeholder=" …")
+    _label(ax, -0.01, y, label, 9 if of_topic else 8, **failed)
+    _label(ax, 1.01, y, words, 8, **{"color": figures.GREY, **failed})
 
 
-def _derived(record: Record) -> float:
-    return ratio(record["derived"]["error"], record["derived"]["tolerance"])
-
-
-def _printed(record: Record) -> float:
-    return ratio(record["printed"]["error"], record["derived"]["tolerance"])
-
-
-def _differs(record: Record) -> bool:
-    """Whether there is a printed form that measures differently from the derived one."""
-    printed = record["printed"]
-    return printed is not None and printed["error"] != record["derived"]["error"]
-
-
-def _draw_row(ax: Axes, y: float, record: Record) -> None:
-    ax.axhline(y, color="#ececec", linewidth=0.7, zorder=0)
-    x = _derived(record)
-    if _differs(record):
-        x_printed = _printed(record)
-        ax.plot([x, x_printed], [y, y], color="#c9c9c9", linewidth=1, zorder=1)
-        ax.plot(x_printed, y, "D", color=figures.VERMILLION, markersize=5, clip_on=False)
-    ax.plot(x, y, "o", color=figures.BLUE, markersize=5.5, clip_on=False, zorder=3)
-    failed = {} if record["derived"]["holds"] else _FAILED
-    source = textwrap.shorten(record["source"], 48, placeholder=" …")
-    figures.row_text(ax, "left", y, record["claim"], 8, **failed)
-    figures.row_text(ax, "right", y, source, 8, **{"color": figures.GREY, **failed})
-
-
-def _draw_legend(ax: Axes) -> None:
-    ax.plot([], [], "o", color=figures.BLUE, markersize=5.5, label="derived")
-    ax.plot([], [], "D", color=figures.VERMILLION, markersize=5, label="printed, where it differs")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+def _label(ax: Axes, x: float, y: float, text: str, size: float, **options: Any) -> None:
+    """Write the label of a row to the left (x < 0) or the right of the axes, as plain text."""
+    place = {"transform": ax.get_yaxis_transform(), "ha": "right" if x < 0 else "left"}
+    look = {"va": "center", "fontsize": size, "parse_math": False, "color": figures.BLACK}
+    ax.text(x, y, text, **{**place, **look, **options})

@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from joma.runs import Run
 
@@ -103,50 +102,6 @@ def color_bar(figure: Figure, mappable: Any, ax: Any, label: str, **options: Any
     bar.ax.tick_params(labelsize=9)
     bar.outline.set_visible(False)  # type: ignore[operator]
     return bar.ax
-
-
-def row_axis(ax: Axes, ticks: dict[float, str], label: str) -> None:
-    """Make a logarithmic axis for rows that are labelled at their sides.
-
-    Args:
-        ax: the axes.
-        ticks: labels of the ticks, by their place.
-        label: of the axis.
-    """
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(list(ticks)))
-    ax.xaxis.set_major_formatter(FixedFormatter(list(ticks.values())))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
-    ax.set_yticks([])
-    ax.grid(False, axis="y")
-    ax.spines["left"].set_visible(False)
-
-
-def row_text(
-    ax: Axes, side: Literal["left", "right"], y: float, text: str, size: float, **options: Any
-) -> None:
-    """Write the label of a row to the left or the right of the axes.
-
-    Args:
-        ax: the axes.
-        side: of the axes.
-        y: the row.
-        text: plain: a dollar sign is a dollar sign.
-        size: of the font.
-        options: of matplotlib's `Text`.
-    """
-    ax.text(
-        -0.01 if side == "left" else 1.01,
-        y,
-        text,
-        transform=ax.get_yaxis_transform(),
-        ha="right" if side == "left" else "left",
-        va="center",
-        fontsize=size,
-        parse_math=False,
-        **{"color": BLACK, **options},
-    )
 
 
 def note(
@@ -268,10 +223,8 @@ def save(
         caption = f"Published: {published}\nHere: {finding} {verdict.capitalize()}."
     with style():
         _annotate(figure, title, caption)
-        return [
-            run.write_figure(f"{name}.png", _render(figure, "png", dpi=DPI)),
-            run.write_figure(f"{name}.svg", _render(figure, "svg", metadata={"Date": None})),
-        ]
+    kinds = ("png", "svg")
+    return [run.write_figure(f"{name}.{kind}", rendered(figure, kind)) for kind in kinds]
 
 
 def rendered(figure: Figure, kind: str, *, dpi: float = DPI) -> bytes:
@@ -283,13 +236,18 @@ def rendered(figure: Figure, kind: str, *, dpi: float = DPI) -> bytes:
         dpi: Dots per inch, of what is not lines and letters.
     """
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    buffer = io.BytesIO()
     with style():
-        return _render(figure, kind, dpi=dpi, metadata=dated.get(kind))
+        figure.savefig(buffer, format=kind, facecolor="white", dpi=dpi, metadata=dated.get(kind))
+    return buffer.getvalue()
 
 
 def _annotate(figure: Figure, title: str, caption: str) -> None:
-    for ax in figure.axes:
-        _tidy(ax)
+    for ax in figure.axes:  # what was made outside the style gets what that would have given it
+        ax.title.set_fontsize(10.5)
+        legend = ax.get_legend()
+        if legend is not None:
+            legend.get_frame().set(edgecolor="none", facecolor="white", alpha=0.8)
     width, height = figure.get_size_inches()
     room = width - 2 * _MARGIN
     title_lines = _wrap(title, _TITLE, room)
@@ -303,48 +261,31 @@ def _annotate(figure: Figure, title: str, caption: str) -> None:
             rect=(0, below / total, 1, height / total), w_pad=0.08, h_pad=0.05, hspace=0.06
         )
     )
-    for y, lines, va, color, font in (
-        (1 - _MARGIN / total, title_lines, "top", BLACK, _TITLE),
-        (_MARGIN / total, caption_lines, "bottom", GREY, _CAPTION),
-    ):
-        figure.text(
-            _MARGIN / width,
-            y,
-            "\n".join(lines),
-            va=va,
-            color=color,
-            fontproperties=font,
-            linespacing=_LINE,
-            parse_math=False,
-        )
-
-
-def _tidy(ax: Axes) -> None:
-    """Give what was made outside the style what the style would have given it."""
-    ax.title.set_fontsize(10.5)
-    legend = ax.get_legend()
-    if legend is not None:
-        legend.get_frame().set(edgecolor="none", facecolor="white", alpha=0.8)
+    plain = {"linespacing": _LINE, "parse_math": False}
+    x, at = _MARGIN / width, _MARGIN / total
+    top, bottom = "\n".join(title_lines), "\n".join(caption_lines)
+    figure.text(x, 1 - at, top, va="top", color=BLACK, fontproperties=_TITLE, **plain)
+    figure.text(x, at, bottom, va="bottom", color=GREY, fontproperties=_CAPTION, **plain)
 
 
 def _wrap(text: str, font: FontProperties, width: float) -> list[str]:
     """Break a text into lines of at most `width` inches (one word, if it is longer)."""
+    ruler = _ruler()
     lines: list[str] = []
     for paragraph in text.splitlines():
         line = ""
         for word in paragraph.split():
             longer = f"{line} {word}" if line else word
-            if line and _width(longer, font) > width:
+            if (
+                line
+                and ruler.get_text_width_height_descent(longer, font, ismath=False)[0] > 72 * width
+            ):
                 lines.append(line)
                 line = word
             else:
                 line = longer
         lines.append(line)
     return lines
-
-
-def _width(text: str, font: FontProperties) -> float:
-    return _ruler().get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
 @cache
@@ -355,9 +296,3 @@ def _ruler() -> RendererAgg:
 
 def _height(lines: list[str], font: FontProperties) -> float:
     return len(lines) * font.get_size_in_points() * _LINE / 72
-
-
-def _render(figure: Figure, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, facecolor="white", **options)
-    return buffer.getvalue()

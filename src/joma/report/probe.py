@@ -36,13 +36,13 @@ def draw_probe(records: Sequence[Record], roles: Mapping[str, str]) -> Figure | 
         None where neither was measured.
     """
     entropy_LH = entropies(records)
-    ranks = {role: _ranks(records, roles, role) for role in ROLE_NAMES}
+    found = [r for r in records if r["metric"] == "stable_rank" and r["layer"] is not None]
+    ranks = {it: [r for r in found if roles.get(r["module"]) == it] for it in ROLE_NAMES}
     ranks = {role: points for role, points in ranks.items() if points}
     panels = (entropy_LH is not None) + bool(ranks)
     if not panels:
         return None
-    width = 6.4 if panels == 1 else 11.5
-    figure, axes = figures.new(width, 4.2, 1, panels)
+    figure, axes = figures.new(6.4 if panels == 1 else 11.5, 4.2, 1, panels)
     axes = list(np.atleast_1d(axes))
     if entropy_LH is not None:
         _draw_entropies(figure, axes.pop(0), entropy_LH, list(attentions(records).values()))
@@ -81,16 +81,6 @@ def attentions(records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def _ranks(records: Sequence[Record], roles: Mapping[str, str], role: str) -> list[Record]:
-    return [
-        r
-        for r in records
-        if r["metric"] == "stable_rank"
-        and roles.get(r["module"]) == role
-        and r["layer"] is not None
-    ]
-
-
 def _draw_entropies(
     figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64], labels: Sequence[str]
 ) -> None:
@@ -106,36 +96,21 @@ def _draw_entropies(
         ax.set_ylabel("")
 
 
-def _lines(points: Sequence[Record]) -> list[list[Record]]:
-    """Return points grouped into lines: those whose modules differ by the layer's number alone.
-
-    Encoders, decoders, cross-attention and experts are lines of their own.
-    """
-    lines: dict[str, list[Record]] = {}
-    for point in points:
-        layer = re.compile(rf"(?<![0-9]){point['layer']}(?![0-9])")
-        lines.setdefault(layer.sub("{layer}", point["module"], count=1), []).append(point)
-    return list(lines.values())
-
-
 def _draw_ranks(ax: Axes, ranks: Mapping[str, Sequence[Record]]) -> None:
+    """Draw a line for each role; encoders, decoders, cross-attention and experts have their own."""
     for (role, points), color, marker in zip(
         ranks.items(), figures.PALETTE, _MARKERS, strict=False
     ):
-        label: str | None = ROLE_NAMES[role]
-        for line in _lines(points):
-            ax.errorbar(
-                [point["layer"] for point in line],
-                [point["value"] for point in line],
-                [point["bound"] or 0.0 for point in line],
-                color=color,
-                marker=marker,
-                ms=4,
-                lw=1.5,
-                elinewidth=1,
-                label=label,
-            )
-            label = None  # one entry of the legend for each role
+        lines: dict[str, list[Record]] = {}  # modules of a line differ by the layer's number alone
+        for point in points:
+            layer = re.compile(rf"(?<![0-9]){point['layer']}(?![0-9])")
+            lines.setdefault(layer.sub("{layer}", point["module"], count=1), []).append(point)
+        look = {"color": color, "marker": marker, "ms": 4, "lw": 1.5, "elinewidth": 1}
+        for number, line in enumerate(lines.values()):
+            layers, values = ([point[name] for point in line] for name in ("layer", "value"))
+            bounds = [point["bound"] or 0.0 for point in line]
+            label = None if number else ROLE_NAMES[role]  # one entry of the legend for each role
+            ax.errorbar(layers, values, bounds, label=label, **look)
     ax.set(title="Stable rank of the weights", xlabel="layer", ylim=(0, None))
     ax.set_ylabel("‖W‖² / σ₁²")
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -82,7 +83,12 @@ def _draw_panel(
     x = np.asarray(steps, dtype=float)
     good = np.array([step not in bad for step in steps])
     for why, marker in zip(sorted(set(bad.values())), cycle(_MARKERS), strict=False):
-        _mark(ax, [step for step in sorted(bad) if bad[step] == why], why, marker)
+        places = [step for step in sorted(bad) if bad[step] == why]
+        for step in places:
+            ax.axvline(step, color=figures.VERMILLION, lw=0.9, ls=":", zorder=1)
+        where = {"transform": ax.get_xaxis_transform(), "clip_on": False, "ms": 6}
+        top = np.ones(len(places))
+        ax.plot(places, top, marker, color=figures.VERMILLION, label=why, **where)
     for layer in range(panel.values_SL.shape[1]):
         y = panel.values_SL[:, layer]
         colour = _colours()(layer / max(layers - 1, 1))
@@ -94,22 +100,6 @@ def _draw_panel(
         _values_axis(ax, panel.values_SL)
     ax.set(xlabel="step", ylabel=panel.unit)
     ax.set_title(panel.title, pad=12 if bad else 6)
-
-
-def _mark(ax: Axes, steps: Sequence[int], why: str, marker: str) -> None:
-    """Mark bad steps by a line through the panel and, on top of it, a marker for the reason."""
-    for step in steps:
-        ax.axvline(step, color=figures.VERMILLION, lw=0.9, ls=":", zorder=1)
-    ax.plot(
-        steps,
-        np.ones(len(steps)),
-        marker,
-        transform=ax.get_xaxis_transform(),
-        color=figures.VERMILLION,
-        ms=6,
-        clip_on=False,
-        label=why,
-    )
 
 
 def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
@@ -126,12 +116,17 @@ def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
+def _short(step: float, _: Any) -> str:
+    size, sign = (1e6, "M") if abs(step) >= 1e6 else (1e3, "k") if abs(step) >= 1e3 else (1, "")
+    return f"{step / size:g}{sign}"
+
+
 def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:
     """Make an axis of steps that shows 0: logarithmic above the first step if steps span much."""
     steps = sorted(steps)
     positive = [step for step in steps if step > 0]
     last = max(positive, default=1)
-    formatter = FuncFormatter(lambda step, _: _short(step))
+    formatter = FuncFormatter(_short)
     if not positive or last <= LOGARITHMIC_FROM * positive[0]:
         ax.xaxis.set_major_formatter(formatter)
         return
@@ -143,13 +138,6 @@ def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(formatter)
     ax.set_xlim(-0.15 * first if steps[0] == 0 else 0.8 * first, last * 1.15)
-
-
-def _short(step: float) -> str:
-    for size, sign in ((1e6, "M"), (1e3, "k")):
-        if abs(step) >= size:
-            return f"{step / size:g}{sign}"
-    return f"{step:g}"
 
 
 def _colours() -> Colormap:

@@ -80,23 +80,15 @@ def draw_contexts(node: Mapping[str, Any]) -> Figure:
         ax.axis("off")
         line = 0.5
         for number, group in enumerate(groups):
-            _heading(ax, line, number, group["words"])
+            heading = f"{chr(ord('A') + number)} attends to: {', '.join(group['words'])}"
+            heading = _drawable(heading if group["words"] else heading[0])[: COLUMNS + 8]
+            ax.text(0, line, heading, va="center", fontsize=8, weight="bold", parse_math=False)
             line += 1
             for context in group["contexts"][:_PER_GROUP]:
                 _draw_context(ax, line, context)
                 line += 1
             line += 0.6
     return figure
-
-
-def _heading(ax: Axes, line: float, number: int, words: Sequence[str]) -> None:
-    name = chr(ord("A") + number)
-    said = f": {', '.join(words)}" if words else ""
-    text = _drawable(f"{name} attends to{said}" if said else name)[: COLUMNS + 8]
-    ax.text(
-        0, line, text, va="center", fontsize=8, fontweight="bold", color=figures.BLACK,
-        fontfamily="DejaVu Sans", parse_math=False,
-    )  # fmt: skip
 
 
 def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
@@ -111,7 +103,13 @@ def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
         at = max(column, 0) + _MARGIN
         column += len(text)
         if visible and (place == query or attention[place] > _FAINT * strongest):
-            _shade(ax, at, line, len(visible), place == query, attention[place] / strongest)
+            fill: dict[str, Any] = {"facecolor": figures.ORANGE, "linewidth": 0}
+            fill["alpha"] = 0.75 * attention[place] / strongest
+            own = {"facecolor": "none", "edgecolor": figures.BLACK, "linewidth": 0.8}
+            box = Rectangle(
+                (at, line - 0.42), len(visible), 0.84, **(own if place == query else fill)
+            )
+            ax.add_patch(box)
         written.append((place == query or context["attended"][place], at, visible))
     _write(ax, 0, line, f"{context['activation']:6.2f}", figures.GREY)
     for bold, together in groupby(written, key=lambda part: part[0]):  # few artists draw faster
@@ -122,15 +120,6 @@ def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
             run = text[start : start + _RUN]
             if run.strip():
                 _write(ax, parts[0][1] + start, line, run, figures.BLACK, bold=bold)
-
-
-def _shade(ax: Axes, at: float, line: float, size: int, own: bool, strength: float) -> None:
-    fill: dict[str, Any] = (
-        {"facecolor": "none", "edgecolor": figures.BLACK, "linewidth": 0.8}
-        if own
-        else {"facecolor": figures.ORANGE, "alpha": 0.75 * strength, "linewidth": 0}
-    )
-    ax.add_patch(Rectangle((at, line - 0.42), size, 0.84, **fill))
 
 
 def _write(ax: Axes, at: float, line: float, text: str, color: str, bold: bool = False) -> None:

@@ -1,7 +1,7 @@
 """The picture of a run: its loss, what was measured by layer, and its findings where they began."""
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,23 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from joma.errors import JomaError
-from joma.probes.metrics import METRICS as REGISTERED
 from joma.report import figures
-from joma.report.marks import draw_findings, grouped, mark_steps
-from joma.report.thinning import kept_points
+from joma.report._curves import chart_words, energy_rank, kept_points
 from joma.runs import Curve, Run, RunSummary, curves_of, loss_curves, read_findings
 
-METRICS = ("attention_entropy", "attention_effective", "stable_rank", "gradient_energy")
-"""What is drawn by layer, as far as it was recorded."""
+METRICS = ("attention_entropy", "attention_effective", "stable_rank")
+"""What is drawn by layer as far as it was recorded, next to the gradient energy of least rank."""
 
 NAME = "training"
 """Name of the figure in a run folder, without its ending."""
 
 DPI = 110
 
-_TITLES = {
-    "attention_entropy": ("Attention entropy", "nats"),
-    "attention_effective": ("Tokens attended to", "tokens"),
-    "stable_rank": ("Stable rank, mean of a layer's matrices", "‖W‖² / σ₁²"),
-}
+_COLORS = {"critical": figures.VERMILLION, "warning": figures.ORANGE, "note": figures.SKY}
+_MOST_LISTED = 7
+_APART = 0.035
+"""Share of the axis by which marks on one level are apart."""
+_WIDEST = 58
 _LINE_MAP, _HEAT_MAP, _MISSING = "viridis", "magma", "#d4d4d4"
 _LIGHTEST = 0.88  # the end of the map of lines is too light for a white ground
 _MOST_POINTS = 4000
@@ -78,10 +76,10 @@ def draw(run: Run, *, metrics: Sequence[str] | None = None) -> Figure:
             panel.xaxis.set_major_formatter("{x:,.0f}")
             panel.tick_params(labelsize=8, color=figures.GREY)
         for panel in panels:
-            mark_steps(panel, groups)
+            _mark_steps(panel, groups)
         for panel in (panels[-1], *maps[-1:]):
             panel.set_xlabel("step")
-        draw_findings(figure.add_subplot(grid[0, 1]), loss, groups)
+        _draw_findings(figure.add_subplot(grid[0, 1]), loss, groups)
         _head(figure, run, several=any(len(own) > 1 for own in curves.values()))
     return figure
 
@@ -89,14 +87,8 @@ def draw(run: Run, *, metrics: Sequence[str] | None = None) -> Figure:
 def _available(log: Mapping[str, NDArray[Any]], asked: Sequence[str] | None) -> list[str]:
     recorded = set(log["name"].tolist())
     if asked is None:
-        found = []
-        for name in METRICS:
-            energies = sorted(
-                (it for it in recorded if re.fullmatch(rf"{name}_\d+", it)),
-                key=lambda it: int(it.rpartition("_")[2]),
-            )
-            found += [name] if name in recorded else energies[:1]
-        return found
+        energies = sorted((it for it in recorded if energy_rank(it)), key=energy_rank)  # type: ignore[arg-type]
+        return [*(name for name in METRICS if name in recorded), *energies[:1]]
     for name in asked:
         if name not in recorded:
             raise JomaError(
@@ -183,9 +175,9 @@ def _mark_lost(ax: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _draw_lines(ax: Axes, name: str, curves: Sequence[Curve]) -> None:
-    title, unit = _words(name)
-    ax.set_title(title, loc="left", fontsize=10)
-    ax.set_ylabel(unit, fontsize=8)
+    words = chart_words(name)
+    ax.set_title(words["title"], loc="left", fontsize=10)
+    ax.set_ylabel(words["unit"], fontsize=8)
     thin = 1.4 if len(curves) <= 12 else 0.8
     for curve, color in zip(curves, _colors(len(curves)), strict=True):
         _line(ax, curve, color=color, lw=thin)
@@ -227,7 +219,7 @@ def _draw_heat(figure: Figure, ax: Axes, name: str, curves: Sequence[Curve]) -> 
         bar = ax.inset_axes((1.015, 0, 0.02, 1))
         figure.colorbar(mesh, cax=bar).outline.set_visible(False)  # pyright: ignore
         bar.tick_params(labelsize=8, color=figures.GREY)
-        bar.set_ylabel(_words(name)[1], fontsize=8)
+        bar.set_ylabel(chart_words(name)["unit"], fontsize=8)
 
 
 def _edges(steps: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -240,18 +232,6 @@ def _edges(steps: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _colors(count: int) -> list[Any]:
     return [colormaps[_LINE_MAP](x) for x in np.linspace(0, _LIGHTEST, max(count, 2))][:count]
-
-
-def _words(name: str) -> tuple[str, str]:
-    """Return title and unit of a metric."""
-    energy = re.fullmatch(r"gradient_energy_(\d+)", name)
-    if energy:
-        return f"Gradient energy in the top {energy[1]} directions", "share"
-    if name in _TITLES:
-        return _TITLES[name]
-    known = REGISTERED.get(name)
-    words = name.replace("_", " ") if known is None else known.column
-    return words[:1].upper() + words[1:], "" if known is None else known.unit
 
 
 def _head(figure: Figure, run: Run, *, several: bool) -> None:
@@ -271,3 +251,125 @@ def _head(figure: Figure, run: Run, *, several: bool) -> None:
         texts.append((0.93, 0.36, note, {"color": figures.GREY, "fontsize": 8, "ha": "right"}))
     for x, inches, text, options in texts:
         figure.text(x, 1 - inches / height, text, parse_math=False, va="top", **options)
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """Findings of one kind and severity, which share a mark.
+
+    Attributes:
+        number: The number of the mark, from 1.
+        kind: Name of their rule.
+        severity: How bad they are.
+        step: The first step since which one of them shows.
+        layers: Indices of the layers concerned.
+        count: How many findings there are.
+    """
+
+    number: int
+    kind: str
+    severity: str
+    step: int
+    layers: tuple[int, ...]
+    count: int
+
+    @property
+    def color(self) -> str:
+        """Colour of the severity."""
+        return _COLORS.get(self.severity, figures.GREY)
+
+    @property
+    def label(self) -> str:
+        """What was found, in a few words."""
+        words = self.kind.replace("_", " ")
+        if self.layers:
+            plural = "s" if len(self.layers) > 1 else ""
+            words += f", layer{plural} {_ranges(self.layers)}"
+        elif self.count > 1:
+            words += f", {self.count} times"
+        return words
+
+
+def grouped(findings: Sequence[dict[str, Any]]) -> list[FindingGroup]:
+    """Return findings by kind and severity, the most severe first.
+
+    Args:
+        findings: Records as `joma.runs.read_findings` returns them.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in findings:
+        key = str(one.get("kind", "finding")), str(one.get("severity") or "note")
+        groups.setdefault(key, []).append(one)
+    found = []
+    for number, ((kind, severity), own) in enumerate(groups.items(), 1):
+        steps = [step for one in own if isinstance(step := one.get("step"), int)]
+        layers = {layer for one in own if isinstance(layer := one.get("layer"), int)}
+        where = min(steps, default=0), tuple(sorted(layers)), len(own)
+        found.append(FindingGroup(number, kind, severity, *where))
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return increasing whole numbers with dashes between neighbours: "0–3, 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{it[0]}–{it[-1]}" if len(it) > 1 else f"{it[0]}" for it in runs)
+
+
+def _mark_steps(ax: Axes, groups: Sequence[FindingGroup]) -> None:
+    """Draw a thin line at the step of each group."""
+    for group in groups:
+        ax.axvline(group.step, color=group.color, lw=0.9, ls=(0, (4, 2)), zorder=1.5)
+
+
+def _draw_findings(ax: Axes, marked: Axes, groups: Sequence[FindingGroup]) -> None:
+    """List the groups in one panel, and put their numbers above another.
+
+    Args:
+        ax: The panel of the list, which has nothing else.
+        marked: The panel with the steps; its limits are set already.
+        groups: What to list.
+    """
+    ax.set_axis_off()
+    ax.set_title("Findings", loc="left", fontsize=10)
+    first, last = marked.get_xlim()
+    levels: list[float] = []
+    for group in sorted(groups, key=lambda it: it.step):
+        place = (group.step - first) / (last - first)
+        place = min(max(place, 0.0), 1.0)
+        level = next((i for i, end in enumerate(levels) if place - end >= _APART), len(levels))
+        levels[level : level + 1] = [place]
+        _number(marked, group, place, 0.97 - 0.095 * min(level, 8))
+    if not groups:
+        ax.text(0.0, 0.9, "none", color=figures.GREY, fontsize=9, va="top")
+    shown = groups if len(groups) <= _MOST_LISTED + 1 else groups[:_MOST_LISTED]
+    for row, group in enumerate(shown):
+        y = 0.95 - 0.12 * row
+        _number(ax, group, 0.015, y)
+        words = f"{group.severity}: {group.label}, from step {group.step:,}"
+        words = words if len(words) <= _WIDEST else words[: _WIDEST - 1] + "…"
+        ax.text(0.05, y, words, transform=ax.transAxes, fontsize=8.5, va="center", parse_math=False)
+    if len(shown) < len(groups):
+        more = f"… and {len(groups) - len(shown)} more, see joma runs show"
+        ax.text(0.05, 0.95 - 0.12 * len(shown), more, fontsize=8.5, color=figures.GREY, va="center")
+
+
+def _number(ax: Axes, group: FindingGroup, x: float, y: float) -> None:
+    box = {"boxstyle": "circle,pad=0.22", "fc": group.color, "ec": "white", "lw": 0.6}
+    ax.text(
+        x,
+        y,
+        str(group.number),
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        fontsize=7,
+        weight="bold",
+        color="white" if group.severity == "critical" else figures.BLACK,
+        bbox=box,
+        zorder=6,
+    )

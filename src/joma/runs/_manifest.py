@@ -61,14 +61,11 @@ class Manifest:
         try:
             value = json.loads(data)
             contents = Contents(dict(value["files"]), int(value["metrics"]["parts"]))
-            undamaged = _encoded(contents) == data
+            if _encoded(contents) == data:
+                return contents
         except (ValueError, KeyError, TypeError, RecursionError):
-            undamaged = False
-        if not undamaged:
-            raise JomaError(
-                f"{path} is damaged; restore it, or delete it to open the run unverified"
-            )
-        return contents
+            pass
+        raise JomaError(f"{path} is damaged; restore it, or delete it to open the run unverified")
 
     def begin(self, files: Mapping[str, bytes]) -> None:
         """Write the manifest of a new run and then its first files, in their order."""

@@ -1,8 +1,8 @@
 """What runs measured: one tidy table for one's own analysis, and curves by layer."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -44,7 +44,7 @@ def read(
             not installed.
     """
     check_one_of("as_", as_, get_args(TableKind))
-    if as_ != "arrow" and find_spec(as_) is None:
+    if as_ != "arrow" and importlib.util.find_spec(as_) is None:
         raise JomaError(
             f'as_="{as_}" needs {as_}, which is not installed; install it, or read as "arrow"'
         )

@@ -92,17 +92,6 @@ known.pythonAndNumbers = (hash) => {
   const { section, settings, notes } = known.fromLink(hash);
   return { section, notes, python: known.pythonCall(section, settings), numbers: numbersOf[section](settings) };
 };
-/* Everything that a random setting draws must be a number, or the page must say why not. */
-known.undefinedDrawings = (hashes) => hashes.filter((hash) => {
-  const { section, settings } = known.fromLink(hash);
-  const shown = view(section, settings);
-  if (shown.problem) return false;
-  shown.simulation.advance(2);
-  const { plots, extra = [], readouts } = shown.draw ? shown.draw() : { ...shown, extra: shown.dots() };
-  const series = plots.flatMap((plot, n) => [...plot.series, ...(extra[n] ?? [])]);
-  return series.some((one) => ![...one.x, ...one.y].every(Number.isFinite)) ||
-    readouts.some(([, value]) => /NaN|undefined/.test(value));
-});
 const plain = (_, value) =>
   typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
 const calls = JSON.parse(readFileSync(0, "utf8"));

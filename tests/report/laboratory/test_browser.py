@@ -142,27 +142,3 @@ def test_it_fits_a_phone_and_a_dark_screen_and_works_with_keys(browser, address)
     ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(int(part) for part in ground[4:-1].split(",")) < 120
     visit.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_a_slider_is_answered_within_a_frame(browser, address, part):
-    visit = Visit(browser, viewport={"width": 1360, "height": 900})
-    visit.go(f"{address}#{part}")
-    times = visit.page.evaluate(
-        """async (key) => {
-          const slider = document.querySelector(`[data-key="set-${key}"]`);
-          const times = [];
-          for (let n = 0; n < 80; n++) {
-            const share = 0.3 + 0.6 * ((7 * n) % 80) / 80;
-            slider.value = Number(slider.min) + share * (slider.max - slider.min);
-            slider.dispatchEvent(new Event("input", { bubbles: true }));
-            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-            times.push(jomaLaboratory.timing.last);
-          }
-          return times.slice(20);
-        }""",
-        KEYS[part],
-    )
-    assert sorted(times)[len(times) // 2] < 16, times
-    visit.close()

@@ -92,35 +92,3 @@ def test_a_damaged_link_is_read_as_far_as_possible_and_says_so():
         assert read["section"] == part
         said = any(note in one for one in read["notes"]) if note else read["notes"] == []
         assert said, (link, read["notes"])
-
-
-def test_no_setting_draws_what_is_no_number():
-    rng = np.random.default_rng(5)
-    links = [_random_link(rng) for _ in range(150)]
-    assert evaluate([("undefinedDrawings", [links])]) == [[]]
-
-
-def _random_link(rng: np.random.Generator) -> str:
-    def one(low: float, high: float) -> float:
-        return float(rng.choice([low, high, np.clip(0, low, high), rng.uniform(low, high)]))
-
-    def several(low: float, high: float, count: int) -> str:
-        return ",".join(str(one(low, high)) for _ in range(count))
-
-    count = int(rng.integers(1, 6))
-    rates = f"tau={one(0.1, 10)}&eta_w={one(0.01, 10)}&eta_z={one(0.01, 10)}"
-    mode = f"mode={rng.choice(['flow', 'descent'])}"
-    part = rng.choice(["theorem2", "theorem1", "theorem3", "eqn6", "hierarchies"])
-    return {
-        "theorem2": f"#theorem2&delta={several(-2, 2, count)}&start={several(-3, 3, count)}"
-        f"&nodes={rng.integers(1, 9)}&seed={rng.integers(0, 9)}&c={one(-3, 3)}&a={one(0.1, 10)}"
-        f"&approach={one(0.3, 6)}&{rates}&{mode}",
-        "theorem1": f"#theorem1&attention={rng.choice(['exp', 'linear', 'sigmoid', 'softmax'])}"
-        f"&activation={rng.choice(['linear', 'tanh', 'softplus'])}&{rates}&{mode}"
-        f"&z={one(-2, 2)}&size={one(0, 1)}&end={one(0.1, 20)}&step={one(0.001, 0.5)}",
-        "theorem3": f"#theorem3&distance={one(0.1, 8)}&length={one(0.1, 5)}&bias={one(-4, 4)}"
-        f"&family={rng.choice(['t3', 't5', 'laplace', 'gaussian', 'logistic'])}",
-        "eqn6": f"#eqn6&mu={several(-6, 6, count)}&scale={one(0.1, 2)}&{mode}&end={one(1, 1000)}",
-        "hierarchies": f"#hierarchies&rho={one(0, 1)}&depth={rng.integers(1, 21)}&on={one(0, 1)}"
-        f"&off={one(0, 1)}&classes={rng.integers(2, 21)}&distance={2 * rng.integers(0, 20)}",
-    }[str(part)]

@@ -13,11 +13,9 @@ folders into such pages; the script shows, and computes nothing that is not on t
 - `run_titles`: what runs are called, so that they can be told apart.
 """
 
-from joma.report.html._index import index_page, index_row
-from joma.report.html._page import is_report, page
+from joma.report.html._page import index_page, index_row, is_report, page, run_titles
 from joma.report.html._payload import damaged_payload, payload
 from joma.report.html._reference import read_reference
-from joma.report.html._titles import run_titles
 
 __all__ = [
     "damaged_payload",

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.report.html._words import EVEN, FACTS, SETTINGS, SHAPES, chart_words, order_of
-from joma.report.thinning import kept_points
+from joma.report._curves import chart_order, chart_words, energy_rank, kept_points
 
 FEWEST_POINTS = 40
 """Points that every series keeps, however many series a run has."""
 _NEGLIGIBLE = 1e-6
 """Bounds below this share of every value are given as one number for the series."""
 _LARGEST_CODE = 2**62
+_LISTED = ("requires_grad", "optimized", "tied_layer", "vocabulary", "not_finite", "frozen")
+"""Metrics that are listed rather than drawn."""
+_SETTINGS = ("learning_rate", "weight_decay")
+"""Metrics that are drawn only where they change."""
+_SHAPES = ("matrix_rows", "matrix_columns")
+_EVEN = "attention_uniform"
+"""Metric that holds the entropy of even attention; a line in the chart of the entropy."""
+_BYTES = 4  # of a number in float32
 _JOINED = {"validation_loss": "loss"}
 """Metrics that are drawn in the chart of another."""
 
@@ -23,7 +30,7 @@ Log = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class RecordedSeries:
+class LoggedSeries:
     """All numbers of a run that share a key.
 
     Attributes:
@@ -66,7 +73,7 @@ class RecordedSeries:
         return place if self.head is None else f"{place}, head {self.head}"
 
 
-def recorded_series(log: Log) -> Iterator[RecordedSeries]:
+def logged_series(log: Log) -> Iterator[LoggedSeries]:
     """Yield the series of a metrics log, in the order of their first rows.
 
     Args:
@@ -85,7 +92,7 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
     cuts = np.flatnonzero(np.diff(code[order])) + 1
     for rows in sorted(np.split(order, cuts), key=lambda it: it[0]):
         first = rows[0]
-        yield RecordedSeries(
+        yield LoggedSeries(
             metric=str(log["name"][first]),
             module=str(log["module"][first]) or None,
             kind=str(log["kind"][first]) or None,
@@ -98,76 +105,62 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
         )
 
 
-def charts(recorded: list[RecordedSeries], most_points: int, budget: int) -> list[dict[str, Any]]:
+def charts(logged: list[LoggedSeries], most_points: int, budget: int) -> list[dict[str, Any]]:
     """Return the charts of a run, JSON-ready.
 
     Where there are so many series that a few points of each exceed the budget, those of single
     heads are left out, and the charts say how many.
 
     Args:
-        recorded: The series of its log.
+        logged: The series of its log.
         most_points: The most points of a series.
         budget: About the most points of all series together.
     """
-    drawn = [it for it in recorded if it.metric not in (*SHAPES, EVEN) and not _is_fact(it)]
-    by_chart: dict[str, list[RecordedSeries]] = {}
-    left_out: dict[str, int] = {}
+    drawn = [it for it in logged if it.metric not in (*_SHAPES, _EVEN) and not _is_listed(it)]
     crowded = len(drawn) * FEWEST_POINTS > 2 * budget
+    by_chart: dict[str, list[LoggedSeries]] = {}
     for series in drawn:
-        key = _JOINED.get(series.metric, series.metric)
-        listed = by_chart.setdefault(key, [])
-        if crowded and series.head is not None:
-            left_out[key] = left_out.get(key, 0) + 1
-        else:
-            listed.append(series)
-    chosen = [it for listed in by_chart.values() for it in listed]
-    most = _Most.within(chosen, most_points, budget)
-    even = sorted({float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size})
-    return [
-        {
-            **_chart(key, by_chart[key], most, even if key == "attention_entropy" else []),
-            "left_out": left_out.get(key, 0),
-        }
-        for key in sorted(by_chart, key=order_of)
-    ]
+        by_chart.setdefault(_JOINED.get(series.metric, series.metric), []).append(series)
+    chosen = [it for it in drawn if not crowded or it.head is None]
+    whole = [it.values.size for it in chosen if it.head is None]
+    heads = [it.values.size for it in chosen if it.head is not None]
+    most = _most_points(whole, most_points, int((0.75 if heads else 1.0) * budget))
+    left = budget - sum(min(size, most) for size in whole)  # heads, which are many, get the rest
+    most_of_heads = _most_points(heads, most_points, left)
+    even = sorted({float(it.values[-1]) for it in logged if it.metric == _EVEN and it.values.size})
+    found = []
+    for key in sorted(by_chart, key=chart_order):
+        words = chart_words(key)
+        shown = sorted((it for it in by_chart[key] if it in chosen), key=_order)
+        lines = even[:3] if key == "attention_entropy" else []
+        found.append(
+            {
+                "key": key,
+                **words,
+                "axes": {"x": "step", "y": words["unit"] or words["title"]},
+                "lines": [{"name": "even attention", "value": _number(it)} for it in lines],
+                "series": [_series(it, most if it.head is None else most_of_heads) for it in shown],
+                "left_out": len(by_chart[key]) - len(shown),
+            }
+        )
+    return found
 
 
-def facts(recorded: list[RecordedSeries]) -> list[dict[str, Any]]:
+def listed_values(logged: list[LoggedSeries]) -> list[dict[str, Any]]:
     """Return what is recorded once or when it changes, the last value of each."""
     return [
         {**_key(it), "step": int(it.steps[-1]), "value": _number(it.values[-1])}
-        for it in recorded
-        if _is_fact(it)
+        for it in logged
+        if _is_listed(it)
     ]
 
 
-def _is_fact(series: RecordedSeries) -> bool:
-    """Return whether a series is listed rather than drawn."""
-    if series.metric in SETTINGS:
-        return bool(np.all(series.values == series.values[:1]))
-    return series.metric in FACTS
+def _is_listed(series: LoggedSeries) -> bool:
+    constant = series.metric in _SETTINGS and bool(np.all(series.values == series.values[:1]))
+    return constant or series.metric in _LISTED
 
 
-def _chart(
-    key: str, listed: list[RecordedSeries], most: "_Most", even: list[float]
-) -> dict[str, Any]:
-    words = chart_words(key)
-    listed = sorted(listed, key=_order)
-    lines = [{"name": "even attention", "value": _number(value)} for value in even[:3]]
-    return {
-        "key": key,
-        "title": words.title,
-        "sentence": words.sentence,
-        "unit": words.unit,
-        "section": words.section,
-        "axes": {"x": "step", "y": words.unit or words.title},
-        "logarithmic": words.logarithmic,
-        "lines": lines,
-        "series": [_series(it, most.of(it)) for it in listed],
-    }
-
-
-def _series(series: RecordedSeries, most: int) -> dict[str, Any]:
+def _series(series: LoggedSeries, most: int) -> dict[str, Any]:
     kept = kept_points(series.values, most)
     values = series.values[kept]
     record = {
@@ -186,15 +179,9 @@ def _series(series: RecordedSeries, most: int) -> dict[str, Any]:
     return record
 
 
-def _key(series: RecordedSeries) -> dict[str, Any]:
-    return {
-        "metric": series.metric,
-        "module": series.module,
-        "kind": series.kind,
-        "layer": series.layer,
-        "head": series.head,
-        "member": series.member,
-    }
+def _key(series: LoggedSeries) -> dict[str, Any]:
+    names = ("metric", "module", "kind", "layer", "head", "member")
+    return {name: getattr(series, name) for name in names}
 
 
 def rounded(values: NDArray[np.float64]) -> list[float | None]:
@@ -228,39 +215,16 @@ def _bound(
     return [float(f"{it:.2g}") if math.isfinite(it) else None for it in bounds.tolist()]
 
 
-@dataclass(frozen=True)
-class _Most:
-    """The most points of a series that is of no single head, and of one that is."""
-
-    whole: int
-    head: int
-
-    @classmethod
-    def within(cls, chosen: list[RecordedSeries], most: int, budget: int) -> "_Most":
-        """Return what keeps all within a budget; heads, which are many, get what others leave."""
-        whole = [it.values.size for it in chosen if it.head is None]
-        heads = [it.values.size for it in chosen if it.head is not None]
-        of_whole = _most_points(whole, most, int((0.75 if heads else 1.0) * budget))
-        left = budget - sum(min(size, of_whole) for size in whole)
-        return cls(of_whole, _most_points(heads, most, max(left, 0)))
-
-    def of(self, series: RecordedSeries) -> int:
-        return self.whole if series.head is None else self.head
-
-
 def _most_points(sizes: list[int], most: int, budget: int) -> int:
     """Return the most points of a series with which all of them stay within the budget."""
-    counts = np.sort(np.asarray(sizes, dtype=np.int64))
-    if not counts.size or np.minimum(counts, most).sum() <= budget:
-        return most
-    below = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    levels = (budget - below) / np.arange(counts.size, 0, -1)
-    fits = np.flatnonzero(levels <= counts)
-    level = int(levels[fits[0]]) if fits.size else most
-    return max(FEWEST_POINTS, min(most, level))
+    counts = np.asarray(sizes, dtype=np.int64)
+    least = min(most, FEWEST_POINTS)
+    while most > least and np.minimum(counts, most).sum() > budget:
+        most = max(int(0.9 * most), least)
+    return most
 
 
-def _order(series: RecordedSeries) -> tuple[Any, ...]:
+def _order(series: LoggedSeries) -> tuple[Any, ...]:
     layer = -1 if series.layer is None else series.layer
     head = -1 if series.head is None else series.head
     return series.metric != "loss", series.metric, series.role, layer, head, series.member
@@ -280,3 +244,68 @@ def _codes(column: NDArray[Any]) -> NDArray[np.int64]:
 
 def _place(value: Any) -> int | None:
     return None if value < 0 else int(value)
+
+
+def gradient_ranks(logged: list[LoggedSeries]) -> dict[str, Any] | None:
+    """Return the last finite rank of every gradient, and the optimizer's memory by rank.
+
+    AdamW keeps two moments of a matrix of m × n, 2mn numbers. GaLore of rank r keeps two moments
+    of r × max(m, n) and a basis of min(m, n) × r; a matrix whose smaller side is at most r is not
+    projected.
+
+    Args:
+        logged: The series of a run's log.
+
+    Returns:
+        None where no gradient's rank was measured.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for series in logged:
+        rank = energy_rank(series.metric)
+        finite = np.flatnonzero(np.isfinite(series.values))
+        if series.head is not None or series.member or not series.module or not finite.size:
+            continue
+        entry = found.setdefault(series.module, {"layer": series.layer, "energy": {}})
+        last = float(series.values[finite[-1]])
+        if rank or series.metric == "gradient_stable_rank":
+            entry["step"] = int(series.steps[finite[-1]])
+            entry["lost"] = entry.get("lost", False) or finite[-1] + 1 < series.values.size
+        if rank:
+            entry["energy"][rank] = round(last, 6)
+        elif series.metric == "gradient_stable_rank":
+            entry["stable_rank"] = float(f"{last:.4g}")
+        elif series.metric in ("matrix_rows", "matrix_columns"):
+            entry[series.metric] = int(last)
+    weights = [{"module": module, **entry} for module, entry in found.items() if "step" in entry]
+    if not weights:
+        return None
+    lost = [weight.pop("lost") for weight in weights]
+    ranks = sorted({rank for weight in weights for rank in weight["energy"]})
+    shaped = [it for it in weights if "matrix_rows" in it and "matrix_columns" in it]
+    return {
+        "weights": weights,
+        "ranks": [_at_rank(rank, weights, shaped) for rank in ranks],
+        "finite": not any(lost),
+        "shapes": len(shaped),
+        "adamw_bytes": sum(2 * _BYTES * it["matrix_rows"] * it["matrix_columns"] for it in shaped)
+        or None,
+    }
+
+
+def _at_rank(
+    rank: int, weights: list[dict[str, Any]], shaped: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what a rank holds of the gradients, and what it would take of memory."""
+    energies = sorted(it["energy"][rank] for it in weights if rank in it["energy"])
+    return {
+        "rank": rank,
+        "gradients": len(energies),
+        "least": energies[0],
+        "median": energies[(len(energies) - 1) // 2],
+        "galore_bytes": sum(_BYTES * _galore_numbers(it, rank) for it in shaped) or None,
+    }
+
+
+def _galore_numbers(weight: dict[str, Any], rank: int) -> int:
+    small, large = sorted((weight["matrix_rows"], weight["matrix_columns"]))
+    return 2 * small * large if small <= rank else rank * (2 * large + small)

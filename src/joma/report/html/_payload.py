@@ -7,16 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from joma.common import json_files
 from joma.common.checks import check_at_least
 from joma.errors import JomaError
-from joma.report.html._cache import cache_costs
-from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
-from joma.report.html._galore import gradient_ranks
-from joma.report.html._titles import run_titles
-from joma.report.html._words import UNRATED, charts_of_finding, not_finite_word
+from joma.report.cache_cost import CAVEAT, read_costs, sentence
+from joma.report.html._charts import (
+    Log,
+    charts,
+    gradient_ranks,
+    listed_values,
+    logged_series,
+    rounded,
+)
+from joma.report.html._page import not_finite_word, run_titles
 from joma.runs import Run, condition_of
 
+_CHARTS = {
+    "attention_bounce": ("attention_entropy",),
+    "attention_collapse": ("attention_entropy",),
+    "rank_collapse": ("stable_rank",),
+    "dead_mlp": ("mlp_dead",),
+    "dead_layer": ("gradient_norm",),
+    "frozen_layer": ("update_relative", "gradient_norm"),
+    "not_optimized": ("weight_norm", "update_relative"),
+    "bad_initialisation": ("attention_entropy",),
+    "learning_rate_too_high": ("update_relative",),
+    "learning_rate_too_low": ("update_relative",),
+}
+"""The charts on which a finding of a kind shows, the best first; the loss for all others."""
 FORMAT = 1
 """Changes when a page of this version could not show a payload of another."""
 MOST_POINTS = 2000
@@ -50,15 +67,12 @@ def payload(
     if condition.state == "damaged":
         raise JomaError(condition.reason)
     log = run.metrics.read()
-    recorded = list(recorded_series(log))
+    logged = list(logged_series(log))
     within = max(BUDGET, most_points) if budget is None else budget
-    drawn = charts(recorded, most_points, within)
+    drawn = charts(logged, most_points, within)
     keys = [chart["key"] for chart in drawn]
     return {
-        "format": FORMAT,
-        "id": run.path.name,
-        "path": str(run.path),
-        "title": run_titles([run.path])[0],
+        **_empty(run.path),
         "name": run.name,
         "state": condition.state,
         "reason": condition.reason or None,
@@ -69,9 +83,9 @@ def payload(
         "config": flat(run.config),
         "environment": flat(run.environment),
         "charts": drawn,
-        "facts": facts(recorded),
-        "galore": gradient_ranks(recorded),
-        "cache": cache_costs(run),
+        "facts": listed_values(logged),
+        "galore": gradient_ranks(logged),
+        "cache": _cache(run),
         "tables": [_table(run, name) for name in run.tables],
     }
 
@@ -83,24 +97,29 @@ def damaged_payload(path: Path, reason: str) -> dict[str, Any]:
         path: The folder.
         reason: Why it cannot, in one sentence.
     """
-    empty: dict[str, Any] = {"findings": [], "not_judged": [], "charts": [], "facts": []}
-    return {
-        "format": FORMAT,
-        "id": path.name,
-        "path": str(path),
-        "title": run_titles([path])[0],
-        "name": "",
-        "state": "damaged",
-        "reason": reason,
-        "summary": {},
-        "judged": False,
-        "config": {},
-        "environment": {},
-        "galore": None,
-        "cache": None,
-        "tables": [],
-        **empty,
-    }
+    return {**_empty(path), "state": "damaged", "reason": reason}
+
+
+def _empty(path: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"name": "", "summary": {}, "judged": False, "galore": None}
+    empty |= {key: {} for key in ("config", "environment")}
+    empty |= {key: [] for key in ("findings", "not_judged", "charts", "facts", "tables")}
+    about = {"format": FORMAT, "id": path.name, "path": str(path)}
+    return {**about, "title": run_titles([path])[0], "cache": None, **empty}
+
+
+def _cache(run: Run) -> dict[str, Any] | None:
+    """Return the rows of a run's table of caches with a sentence each; None where it has none."""
+    rows = read_costs(run)
+    finite = [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+    sentences = [sentence(row) for row in rows if row["policy"] != "full"]
+    return {"rows": finite, "sentences": sentences, "caveat": CAVEAT} if rows else None
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -132,13 +151,9 @@ def _text(text: str) -> str:
 
 def _summary(log: Log, run: Run) -> dict[str, Any]:
     """Return the numbers of the strip at the top of a page."""
-    summary: dict[str, Any] = {
-        "rows": int(log["step"].size),
-        "date": str(run.environment.get("date", "")),
-        "version": str(run.environment.get("joma", "")),
-        "device": str(run.environment.get("device", "")),
-        "verified": run.verified,
-    }
+    about = {it: str(run.environment.get(it, "")) for it in ("date", "device")}
+    about["version"] = str(run.environment.get("joma", ""))
+    summary: dict[str, Any] = {"rows": int(log["step"].size), **about, "verified": run.verified}
     if not log["step"].size:
         return summary
     summary["last_step"] = int(log["step"].max())
@@ -171,26 +186,18 @@ def _finding(found: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
     record = _texts({k: v for k, v in found.items() if k not in ("evidence", "step", "layer")})
     for name in ("step", "layer", "head"):
         value = found.get(name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        record[name] = value if whole else None
+        record[name] = value if isinstance(value, int) else None
     if record.get("severity") not in ("note", "warning", "critical"):
-        record["severity"] = UNRATED
+        record["severity"] = "note"
     evidence = found.get("evidence")
     record["evidence"] = {
         str(name): value
         for name, value in (evidence.items() if isinstance(evidence, Mapping) else ())
-        if _is_number(value)
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     }
-    wanted = charts_of_finding(str(found.get("kind")))
+    wanted = (*_CHARTS.get(str(found.get("kind")), ()), "loss")
     record["chart"] = next((key for key in wanted if key in keys), None)
     return record
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value of a file is a number that JSON has; whole ones have any size."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,29 +208,14 @@ def _table(run: Run, name: str) -> dict[str, Any]:
     """Return the first rows of a table of a run."""
     columns = run.read_table(name)
     shown = list(columns)[:_MOST_COLUMNS]
-    count = len(next(iter(columns.values()))) if columns else 0
-    try:
-        rows = [
-            [_cell(columns[it][number]) for it in shown] for number in range(min(count, _MOST_ROWS))
-        ]
-    except (TypeError, ValueError) as error:
-        raise JomaError(f"table {name} of {run.path} cannot be shown: {error}") from error
-    return {
-        "name": name,
-        "columns": shown,
-        "columns_in_all": len(columns),
-        "rows": rows,
-        "rows_in_all": count,
-    }
+    count = len(next(iter(columns.values()), ()))
+    rows = [[_cell(columns[it][row]) for it in shown] for row in range(min(count, _MOST_ROWS))]
+    in_all = {"columns_in_all": len(columns), "rows_in_all": count}
+    return {"name": name, "columns": shown, "rows": rows, **in_all}
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return (
-            rounded(np.array([value]))[0] if np.isfinite(value) else not_finite_word(float(value))
-        )
-    if hasattr(value, "item"):
-        value = value.item()
-    if value is None or isinstance(value, int | bool):
-        return json_files.plain(value)
-    return _text(str(value))
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return rounded(np.array([value]))[0] if math.isfinite(value) else not_finite_word(value)
+    return value if value is None or isinstance(value, int) else _text(str(value))

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,18 +53,29 @@ def read_reference(
     labels = [name for name in names if name not in ("step", "layer", "metric", *measured)]
     curves: dict[tuple[str, ...], dict[str, Any]] = {}
     for number, row in enumerate(rows, 2):
-        if all(_same(row[name], value) for name, value in (where or {}).items()):
-            for column in measured:
-                metric = _ALIASES.get(row["metric"], row["metric"]) if long else known[column]
-                _add(curves, path, number, row, metric, column, labels)
-    kept = [curve for curve in curves.values() if curve["metric"] in metrics]
-    if not kept:
+        if not all(_same(row[name], value) for name, value in (where or {}).items()):
+            continue
+        for column in measured:
+            metric = _ALIASES.get(row["metric"], row["metric"]) if long else known[column]
+            if metric not in metrics or not row[column].strip():
+                continue
+            line = f"line {number} of {path}"
+            layer = _whole(line, "layer", row["layer"]) if row.get("layer", "").strip() else None
+            about = {name: row[name] for name in labels}
+            key = (metric, str(layer), *about.values())
+            empty = {"metric": metric, "layer": layer, "labels": about, "steps": [], "values": []}
+            curve = curves.setdefault(key, empty)
+            value = _decimal(line, column, row[column])
+            curve["steps"].append(_whole(line, "step", row["step"]))
+            curve["values"].append(float(f"{value:.6g}") if math.isfinite(value) else None)
+    if not curves:
         raise JomaError(f"{path} has no rows of what the runs measure, where that is chosen")
-    _check_count(path, kept, labels)
-    for curve in kept:
-        points = sorted(zip(curve["steps"], curve["values"], strict=True), key=lambda it: it[0])
-        curve["steps"], curve["values"] = (list(column) for column in zip(*points, strict=True))
-    return {"name": path.name, "curves": kept}
+    _check_count(path, list(curves.values()), labels)
+    for curve in curves.values():
+        order = sorted(range(len(curve["steps"])), key=curve["steps"].__getitem__)
+        for name in ("steps", "values"):
+            curve[name] = [curve[name][place] for place in order]
+    return {"name": path.name, "curves": list(curves.values())}
 
 
 def _rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
@@ -82,43 +94,17 @@ def _rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
     return rows, names
 
 
-def _add(
-    curves: dict[tuple[str, ...], dict[str, Any]],
-    path: Path,
-    number: int,
-    row: dict[str, str],
-    metric: str,
-    column: str,
-    labels: list[str],
-) -> None:
-    """Add the point of a row to its curve."""
-    if row[column].strip() == "":
-        return
-    layer = _whole(path, number, "layer", row["layer"]) if row.get("layer", "").strip() else None
-    about = {name: row[name] for name in labels}
-    key = (metric, str(layer), *about.values())
-    curve = curves.setdefault(
-        key, {"metric": metric, "layer": layer, "labels": about, "steps": [], "values": []}
-    )
-    value = _decimal(path, number, column, row[column])
-    curve["steps"].append(_whole(path, number, "step", row["step"]))
-    curve["values"].append(float(f"{value:.6g}") if math.isfinite(value) else None)
-
-
 def _check_count(path: Path, curves: list[dict[str, Any]], labels: list[str]) -> None:
-    counts: dict[tuple[str, int | None], int] = {}
-    for curve in curves:
-        place = curve["metric"], curve["layer"]
-        counts[place] = counts.get(place, 0) + 1
-    if max(counts.values()) <= MOST_CURVES:
-        return
-    choices = "; ".join(
-        f"{name}: {', '.join(sorted({it['labels'][name] for it in curves})[:6])}" for name in labels
-    )
-    raise JomaError(
-        f"{path} has {max(counts.values())} curves of one metric, and at most {MOST_CURVES} can "
-        f"be drawn; choose some with --where COLUMN=VALUE ({choices})"
-    )
+    most = max(Counter((it["metric"], it["layer"]) for it in curves).values())
+    if most > MOST_CURVES:
+        choices = "; ".join(
+            f"{name}: {', '.join(sorted({it['labels'][name] for it in curves})[:6])}"
+            for name in labels
+        )
+        raise JomaError(
+            f"{path} has {most} curves of one metric, and at most {MOST_CURVES} can be drawn; "
+            f"choose some with --where COLUMN=VALUE ({choices})"
+        )
 
 
 def _same(entry: str, value: str) -> bool:
@@ -128,19 +114,15 @@ def _same(entry: str, value: str) -> bool:
         return entry.strip() == value.strip()
 
 
-def _decimal(path: Path, number: int, name: str, entry: str) -> float:
+def _decimal(line: str, name: str, entry: str) -> float:
     try:
         return float(entry)
     except ValueError:
-        raise JomaError(
-            f"line {number} of {path} must have a number as {name}, got {entry!r}"
-        ) from None
+        raise JomaError(f"{line} must have a number as {name}, got {entry!r}") from None
 
 
-def _whole(path: Path, number: int, name: str, entry: str) -> int:
-    value = _decimal(path, number, name, entry)
+def _whole(line: str, name: str, entry: str) -> int:
+    value = _decimal(line, name, entry)
     if not value.is_integer() or not 0 <= value < 2**53:
-        raise JomaError(
-            f"line {number} of {path} must have a whole number from 0 on as {name}, got {entry!r}"
-        )
+        raise JomaError(f"{line} must have a whole number from 0 on as {name}, got {entry!r}")
     return int(value)

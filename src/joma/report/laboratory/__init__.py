@@ -4,18 +4,18 @@ Its mathematics is `assets/dynamics.js`, which runs in the browser and agrees wi
 everything else in `assets` draws. The page is one file that loads nothing.
 """
 
-import base64
-import hashlib
 import html
 import json
 import re
 from functools import cache
 from importlib import resources
 
-from joma.report.laboratory._bundle import bundle
+from joma.report.html._page import content_policy
 
 __all__ = ["page"]
 
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:const|let|function|class) (\w+))", re.MULTILINE)
 _ERRATUM = re.compile(r"\{\{erratum:([\w-]+):([^}]*)\}\}")
 
 
@@ -30,11 +30,14 @@ def page(*, standalone: bool = True, home: str | None = None, errata: str | None
         errata: Address of the page of errata, to which the laboratory then links; None to name the
             entries only.
     """
-    script = bundle("laboratory.js", _asset)
+    script = _bundled("laboratory.js")
     style = _asset("laboratory.css")
     agreement = json.loads(_asset("agreement.json"))
-    parts = {
-        "policy": _policy(script, style) if standalone else "",
+    policy = content_policy(script, style)
+    texts = {
+        "policy": f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        if standalone
+        else "",
         "style": style,
         "script": script,
         "home": "" if home is None else f'<a class="home" href="{html.escape(home)}">Runs</a>\n',
@@ -42,25 +45,12 @@ def page(*, standalone: bool = True, home: str | None = None, errata: str | None
         "largest": _power(agreement["largest"]),
     }
     text = _ERRATUM.sub(lambda match: _erratum(match, errata), _asset("laboratory.html"))
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: texts[match[1]], text)
 
 
 @cache
 def _asset(name: str) -> str:
     return (resources.files(__name__) / "assets" / name).read_text(encoding="utf-8")
-
-
-def _policy(script: str, style: str) -> str:
-    """Return the element that forbids every request and every script but the page's own."""
-    policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _erratum(match: re.Match[str], errata: str | None) -> str:
@@ -74,3 +64,31 @@ def _power(number: float) -> str:
     digits, exponent = f"{number:.0e}".split("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
+
+
+def _bundled(entry: str) -> str:
+    """Return one script with a module and all that it imports, each in its own scope.
+
+    A page that is opened from a file cannot import others.
+    """
+    scopes: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in scopes:
+            return
+        source = _asset(name)
+        needed: list[str] = []
+        for names, module in _IMPORT.findall(source):
+            add(module)
+            needed.append(f"const {{{' '.join(names.split())}}} = {_scope(module)};\n")
+        exported = ", ".join(match[1] for match in _EXPORT.finditer(source))
+        body = _EXPORT.sub("", _IMPORT.sub("", source))
+        body = f"{''.join(needed)}{body}return {{ {exported} }};"
+        scopes[name] = f"const {_scope(name)} = (() => {{\n{body}\n}})();\n"
+
+    add(entry)
+    return "".join(scopes.values())
+
+
+def _scope(module: str) -> str:
+    return f"scope_{module.removesuffix('.js')}"
