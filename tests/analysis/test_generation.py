@@ -6,15 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from joma.analysis.generation import (
-    AskedCaches,
-    TextStream,
-    block_error,
-    keys_of_budget,
-    parse_caches,
-    policy_of_budget,
-    speed_interval,
-)
+from joma.analysis.caches import AskedCaches
+from joma.analysis.generation import TextStream, block_error, speed_interval
 from joma.errors import JomaError
 
 
@@ -43,14 +36,18 @@ def test_interval_of_a_speed():
 
 
 def test_budgets():
-    assert keys_of_budget("20%", 101) == 20
-    assert keys_of_budget("64", 10) == 64
-    for name in ("window", "streaming", "heavy-hitter", "random"):
-        assert policy_of_budget(name, 9).budget == 9
-    with pytest.raises(JomaError, match="which is 0 of 10 tokens"):
-        keys_of_budget("1%", 10)
-    found = parse_caches(AskedCaches(("window:n=8", "full", "window:n=8")), 100)
-    assert [it.name for it in found] == ["window:n=8"]
+    """Keys per head, as a number or as a share of a text of 101 tokens."""
+
+    def keys(*caches: str, **asked: str) -> dict[str, float]:
+        return {it.kind: it.keys for it in AskedCaches(caches, **asked).of_text(101)}
+
+    assert keys("window", budget="20%") == {"window": 20}
+    swept = ("window", "streaming", "heavy-hitter", "random")
+    assert keys(sweep="9") == dict.fromkeys(swept, 9)
+    assert keys("window:n=8", "full", "window:n=8") == {"window": 8}
+    assert keys(budget="mass:64") == {"heavy-hitter": 64}
+    with pytest.raises(JomaError, match="one key or more"):
+        keys(budget="0.1%")
 
 
 def test_text_comes_in_whole_characters():

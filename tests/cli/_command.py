@@ -1,17 +1,49 @@
-"""Runs a command line in this process."""
+"""Runs a command line in this process, as a user does."""
 
-from typer.testing import CliRunner
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from unittest.mock import patch
 
-from joma.cli._app import app
+from joma.cli import main
 
 
-def joma(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), prog_name="joma", catch_exceptions=False)
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
-def sentence(result) -> str:
+def joma(*arguments: str, input: str = "") -> Ended:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
+    given = io.TextIOWrapper(io.BytesIO(input.encode()), encoding="utf-8")
+    code = 0
+    with (
+        patch.object(sys, "argv", ["joma", *arguments]),
+        patch.object(sys, "stdin", given),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        for stream in (out, err):
+            stream.flush()
+    return Ended(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def sentence(result: Ended) -> str:
     """What bad input gets: exit code 2 and one line on standard error."""
-    assert result.exit_code == 2
+    assert result.exit_code == 2, result.output
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("joma: ")

@@ -1,5 +1,6 @@
 """Small registries in the place of the real ones."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import joma.experiments
 from joma.experiments import Experiment, Option, Outcome, Request, Scale, Verdict, claims
 from joma.experiments.claims import Claim, ClaimMeasurement, errata
 from joma.runs import Run
+from tests.cli._command import joma as joma_
+
+joma_("--version")  # reads the experiments before a test puts others in their place
 
 
 def difference(formula, _) -> ClaimMeasurement:
@@ -101,7 +105,12 @@ def few_claims(monkeypatch) -> tuple[Claim, ...]:
     )
     monkeypatch.setattr(errata, "ERRATA", listed)
     # The tour trains for seconds; what it prints of that has a test of its own.
-    monkeypatch.setattr("joma.cli._demo.train_badly", lambda folder, seed: {"left_out": "tests."})
+    found = importlib.util.find_spec
+
+    def without_transformers(name: str, *_: object):
+        return None if name == "transformers" else found(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_transformers)
     return few
 
 

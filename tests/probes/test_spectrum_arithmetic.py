@@ -1,6 +1,5 @@
 """Bounds hold whatever the process has set, the sizes of entries are, and threads do meanwhile."""
 
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from joma.probes.spectrum import _certificate, singular_values, stable_rank, stable_ranks
-from joma.probes.spectrum._krylov import next_check
-from joma.probes.spectrum._matrix import weighted_entries
-from joma.probes.spectrum.stable import _has_stalled
-from tests.probes._matrices import CUDA, diagonal, gaussian, noisy, true_stable_rank
+from joma.probes.spectrum import singular_values, stable_rank, stable_ranks
+from tests.probes._matrices import CUDA, diagonal, gaussian, true_stable_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,28 +85,6 @@ def test_threads_do_not_disturb_one_another() -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("checks", "expected"),
-    [
-        ([(3, math.inf)], 6),
-        ([(4, 0.1)], 6),
-        ([(3, 0.002)], 4),  # from 100% to this in two steps: one more
-        ([(3, math.inf), (6, 0.1)], 9),
-        ([(6, 0.1), (9, 0.01)], 12),  # a tenth in three steps: another tenth in three more
-        ([(6, 0.1), (9, 0.0999)], 18),  # at most twice as many
-    ],
-)
-def test_when_a_bound_is_computed_again(checks: list[tuple[int, float]], expected: int) -> None:
-    assert next_check(checks, 1e-3) == expected
-
-
-def test_a_bound_that_stands_still_goes_to_the_certificate() -> None:
-    shares = [(3, 0.1), (5, 0.2), (8, 0.1)]
-    assert _has_stalled(shares)
-    assert not _has_stalled([*shares, (9, 0.01)])
-    assert not _has_stalled([(3, math.inf), (6, math.inf), (12, math.inf)])
-
-
 @pytest.mark.parametrize("noise", [0.05, 1e-2, 1e-3, 1e-4])
 def test_a_rest_that_is_small_compared_with_the_top_takes_few_products(noise: float) -> None:
     squares = noise**2 * (1 - torch.arange(400) / 400)
@@ -119,15 +93,6 @@ def test_a_rest_that_is_small_compared_with_the_top_takes_few_products(noise: fl
     assert not found.certain
     assert found.products <= 9
     assert abs(found.value - float(squares.double().sum())) <= found.bound <= 1e-3 * found.value
-
-
-def test_a_certificate_does_not_trust_the_vector_it_is_given() -> None:
-    matrix = gaussian(200, 300)
-    true = true_stable_rank(matrix)
-    for near in (gaussian(200, 1)[:, 0], torch.eye(200)[3]):
-        found = _certificate.top(matrix, seed=0, near=near)
-        assert found.ceiling <= found.floor * (1 + 1e-6)
-        assert found.norm**2 / found.ceiling <= true <= found.norm**2 / found.floor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -148,10 +113,9 @@ def test_a_warm_start_checks_its_other_arguments() -> None:
 
 def test_the_largest_numbers_there_are() -> None:
     matrix = torch.tensor([[1.7e308, 0.0], [0.0, -1.7e308]], dtype=torch.float64)
-    assert stable_rank(matrix / 4, method="exact").value == pytest.approx(2)
-    assert _certificate.gram_matrix(matrix)[0].diagonal().tolist() == pytest.approx(
-        [3.58] * 2, rel=1e-2
-    )
+    found = stable_rank(matrix, method="exact")
+    assert found.value == pytest.approx(2)
+    assert found.top == pytest.approx(1.7e308)
 
 
 def test_eight_bit_floats() -> None:
@@ -188,31 +152,3 @@ def test_small_and_large_on_a_gpu_that_allows_tf32(shape: tuple[int, int]) -> No
     with _legacy(), torch.autocast("cuda", torch.bfloat16):
         found = stable_rank(matrix, method="lanczos")
     assert abs(found.value - true_stable_rank(matrix)) <= found.bound <= 1e-3 * found.value
-
-
-@pytest.mark.parametrize(("side", "inner"), [(4, 100_000), (200, 200)])
-def test_the_bounds_leave_room_for_every_rounding(side: int, inner: int) -> None:
-    """A factor of c·1 − A·Aᵀ in floating point proves σ₁² ≤ c only up to these two."""
-    eps = 2.0**-53
-    matrix = gaussian(side, inner)
-    found = _certificate.top(matrix, seed=0)
-    gram, _ = _certificate.gram_matrix(matrix)
-    attained = float(found.vector @ gram @ found.vector)
-    of_gram = inner * eps * found.norm**2  # of each entry's sum, in the norm of the matrix
-    of_factor = (side + 1) * eps * side * found.ceiling
-    assert found.floor <= attained - of_gram
-    assert found.ceiling >= attained * (1 + 1e-10) + of_gram + of_factor
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_weight_of_large_entries_is_bounded(seed: int) -> None:
-    """What the random rounding of a copy can do to σ₁ rests on it."""
-    matrix = noisy(60, 90, 2, 0.5, seed)
-    matrix[seed, 2 * seed] += 0.3 * seed  # an outlier, in the end one that makes the top vectors
-    left, values, right = torch.linalg.svd(matrix.double())
-    true = matrix.double().square() * left[:, :1].square() * right[:1].square()
-    bound = weighted_entries(matrix, float(values[0]) ** 2)
-    assert float(true.sum().sqrt()) <= bound <= float(matrix.abs().max()) * (1 + 1e-6)
-    assert bound == pytest.approx(weighted_entries(matrix.mT, float(values[0]) ** 2))
-    if seed == 2:
-        assert bound < 0.8 * float(matrix.abs().max())

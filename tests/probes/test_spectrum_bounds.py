@@ -4,26 +4,20 @@ import math
 
 import pytest
 import torch
-from benchmarks.stable_rank import TOLERANCE, bounds, drawn
-from scipy.special import gammaincinv
+from benchmarks.probes import TOLERANCE, bounds, drawn_matrix
 
-from joma.probes.spectrum import stable_rank
+from joma.probes.spectrum import stable_rank, stable_ranks
 from joma.probes.spectrum._krylov import Krylov, chi_square_floor
-from tests.probes._matrices import noisy, true_stable_rank
+from joma.probes.spectrum._matrix import tops_by_squaring
+from tests.probes._matrices import CUDA, diagonal, gaussian, noisy, true_stable_rank
+from tests.probes.test_spectrum import spectra
 
 SIDE, FAILURE = 400, 1e-6
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 8, 13, 20, 64, 100, 512, 4096, 30_000])
-def test_quantiles_are_those_of_scipy_and_never_above(degrees: int) -> None:
-    for failure in (1e-15, 1e-9, 4e-7, 1e-6, 1e-3, 0.1, 0.5, 0.99):
-        right = 2 * float(gammaincinv(degrees / 2, failure))
-        assert right * (1 - 2e-9) <= chi_square_floor(degrees, failure) <= right
-
-
 @pytest.mark.parametrize("trial", range(0, 60, 3))
 def test_bounds_hold_and_are_reached(trial: int) -> None:
-    matrix = drawn(trial, "cpu", 200, 330)
+    matrix = drawn_matrix(trial, "cpu", 200, 330)
     found, true = stable_rank(matrix, method="lanczos", seed=trial), true_stable_rank(matrix)
     assert abs(found.value - true) <= found.bound + 1e-9 * true
     assert found.bound <= TOLERANCE * found.value
@@ -31,7 +25,7 @@ def test_bounds_hold_and_are_reached(trial: int) -> None:
 
 @pytest.mark.slow
 def test_bounds_hold_and_are_reached_on_a_thousand_spectra() -> None:
-    (row,) = bounds(1000, "cpu")
+    (row,) = list(bounds(1000, "cpu"))
     assert row["outside"] == row["wide"] == 0, row
 
 
@@ -95,3 +89,27 @@ def test_no_start_the_probability_allows_excludes_the_top(
 
 def test_a_start_that_hides_the_top_better_than_allowed_excludes_it() -> None:
     assert sum(excludes(name, 1e-2, True, 0.3) for name in EIGENVALUES) >= 4
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 1e-3, 1e-7])
+@pytest.mark.parametrize("name", [name for name in spectra(4) if name != "zero"])
+def test_bounds_by_squaring_hold_and_close_whatever_the_spectrum(
+    name: str, tolerance: float
+) -> None:
+    for side in (4, 37, 150):
+        roots = spectra(side)[name].sqrt()
+        for matrix in (diagonal(roots), diagonal(roots, side + 9), diagonal(roots, side + 9).mT):
+            found = tops_by_squaring([matrix], tolerance)
+            floor, ceiling = float(found.floor), float(found.ceiling)
+            assert floor <= 1 / true_stable_rank(matrix) <= ceiling <= floor * (1 + tolerance)
+            assert float(found.norm) == pytest.approx(float(matrix.double().norm()), rel=1e-12)
+
+
+@CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_many_small_weights_on_a_gpu(dtype: torch.dtype) -> None:
+    shapes = [(256, 1024)] * 6 + [(1024, 256)] * 6 + [(700, 2000), (100, 90)]
+    weights = [gaussian(*shape, seed).to(dtype).cuda() for seed, shape in enumerate(shapes)]
+    for found, weight in zip(stable_ranks(weights), weights, strict=True):
+        assert abs(found.value - true_stable_rank(weight)) <= found.bound <= 1e-3 * found.value
+        assert found.certain

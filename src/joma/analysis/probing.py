@@ -40,7 +40,6 @@ class Probing:
         metrics: which, of `joma.probes.session.METRICS`; where None, those that fit.
         window: tokens read together; where None, 512, or what the model or the text has if less.
         windows: how many of them, at most.
-        batch: windows read at once; where None, chosen for the device.
         tokenizer: another than the model's, as `joma.models.loading.load` takes it.
         dtype: what the model computes in, one of `DTYPES`.
         low_memory: measure weights alone, one tensor at a time from their files.
@@ -51,7 +50,6 @@ class Probing:
     metrics: tuple[str, ...] | None = None
     window: int | None = None
     windows: int = WINDOWS
-    batch: int | None = None
     tokenizer: str | None = None
     dtype: str = "float32"
     low_memory: bool = False
@@ -95,7 +93,7 @@ class Probing:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What decides the numbers, as a run folder keeps it: the batch does not."""
+        """What decides the numbers, as a run folder keeps it."""
         shown: dict[str, Any] = {"metrics": list(self.chosen), "seed": self.seed}
         if self.reads_text:
             shown |= {"window": self.window, "windows": self.windows, "dtype": self.dtype}
@@ -170,19 +168,10 @@ def measure(
         parts = find_weights(loaded.model, architecture=probing.architecture)
         left_out = _left_out(parts, probing)
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
-    try:
-        if shown is None:
-            found = probe_weights(loaded.model, metrics=probing.chosen, **how)
-        else:
-            metrics, batch = probing.metrics, probing.batch
-            found = probe(loaded.model, shown, metrics=metrics, batch=batch, **how)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        raise JomaError(
-            f"the GPU has too little memory free for {source}; a smaller batch or window needs "
-            "less, and the CPU none of it"
-        ) from error
+    if shown is None:
+        found = probe_weights(loaded.model, metrics=probing.chosen, **how)
+    else:
+        found = probe(loaded.model, shown, metrics=probing.metrics, **how)
     known = probing.architecture or loaded.architecture
     config = getattr(loaded.model, "config", None)
     kind = getattr(config, "model_type", type(loaded.model).__name__)
@@ -195,7 +184,7 @@ def measure(
         facts["special_tokens"] = loaded.special_tokens.describe() or "none"
     return Probed(
         found,
-        {} if parts is None else _roles(parts),
+        {} if parts is None else {it.module: it.role for it in parts.weights},
         None if shown is None else (shown.shape[0], shown.shape[1]),
         " ".join(it for it in (note, left_out) if it) or None,
         facts,
@@ -251,11 +240,6 @@ def _left_out(parts: Found, probing: Probing) -> str | None:
     return printable(" ".join(said)) or None
 
 
-def _roles(parts: Found) -> dict[str, str]:
-    """Return the role of each weight that was probed, by its module."""
-    return {weight.module: weight.role for weight in parts.weights}
-
-
 def _measure_files(
     source: str, probing: Probing, revision: str | None, progress: Progress
 ) -> Probed:
@@ -268,4 +252,5 @@ def _measure_files(
     known = probing.architecture or known_architecture(config)
     name = config.get("model_type", "unknown") if known is None else known.name
     facts = {"architecture": name, "bytes": files.bytes}
-    return Probed(found, _roles(parts), note=_left_out(parts, probing), facts=facts)
+    roles = {weight.module: weight.role for weight in parts.weights}
+    return Probed(found, roles, note=_left_out(parts, probing), facts=facts)

@@ -59,9 +59,6 @@ _IN_A_WORD = {  # of a step that is several, the last
 _LISTED = 6
 """Findings that are written under the figure; of more, their number."""
 
-_KEPT = {"sha256", "settings", "note", "roles", "measurements"}
-"""What the file of a step that is done holds, at least."""
-
 _Place = tuple[str, str, int | None, int | None]
 """Metric, module, layer and head."""
 
@@ -237,7 +234,12 @@ def _measured(
     before = _finished(kept)
     start = time.perf_counter()
     try:
-        settings = _settings(checkpoint, probing)
+        # Without a text no tokenizer decides a number.
+        settings = settings_hashes(
+            checkpoint.source,
+            revision=checkpoint.revision,
+            tokenizer=probing.tokenizer if probing.reads_text else "bytes",
+        )
         if before is not None and (before["sha256"], before["settings"]) == (hashes, settings):
             return {"note": before["note"]}
         probed = measure(
@@ -258,26 +260,14 @@ def _measured(
     return {"note": probed.note}
 
 
-def _settings(checkpoint: SeriesCheckpoint, probing: Probing) -> dict[str, str]:
-    """Return hashes of what decides the numbers apart from the weights."""
-    tokenizer = probing.tokenizer if probing.reads_text else "bytes"  # reads no file
-    return settings_hashes(checkpoint.source, revision=checkpoint.revision, tokenizer=tokenizer)
-
-
 def _finished(kept: Path) -> dict[str, Any] | None:
-    """Return what was measured of a checkpoint, None where it is not done or the file is damaged.
-
-    Files of older versions have no checksum, nor a manifest next to them.
-    """
+    """Return what was measured of a checkpoint, None if it is not done or its file is damaged."""
     try:
         found = json.loads(kept.read_bytes())
-        if not found.keys() >= _KEPT:
-            return None
-    except (OSError, ValueError, AttributeError):
+        checksum = found.pop("checksum")
+    except (OSError, ValueError, AttributeError, KeyError):
         return None
-    checksum = found.pop("checksum", None)
-    old = checksum is None and not (kept.parents[1] / "manifest.json").exists()
-    return found if old or checksum == _checksum(found) else None
+    return found if checksum == _checksum(found) else None
 
 
 def _checksum(record: dict[str, Any]) -> str:
@@ -365,48 +355,36 @@ def _described(
     table: list[dict[str, Any]] = [{"layer": layer} for layer in range(layers)]
     sentences = []
     for metric, values_SL in curves.items():
-        kept = values_SL[good]
-        for layer, row in enumerate(table):
-            row |= _corners(metric, kept[:, layer], steps)
+        word = {"attention_entropy": "entropy", "stable_rank": "stable rank"}[metric]
+        for row, values in zip(table, values_SL[good].T, strict=True):
+            known = not np.isnan(values).all()
+            at = int(np.nanargmin(values)) if known else 0
+            row[f"{word} at step {steps[0]}"] = float(values[0]) if known else None
+            row[f"{word} lowest"] = f"{values[at]:.4g} (step {steps[at]})" if known else None
+            row[f"{word} at {steps[-1]}"] = float(values[-1]) if known else None
         if len(good) > 2:
-            sentences.append(_in_words(metric, kept))
+            sentences.append(_in_words(metric, values_SL[good]))
     return table, tuple(sentences)
-
-
-def _corners(metric: str, values: NDArray[np.float64], steps: Sequence[int]) -> dict[str, Any]:
-    word = {"attention_entropy": "entropy", "stable_rank": "stable rank"}[metric]
-    names = [f"{word} at step {steps[0]}", f"{word} lowest", "(step)", f"at {steps[-1]}"]
-    if np.isnan(values).all():
-        return dict.fromkeys((names[0], names[1], f"{word} {names[3]}"))
-    lowest = int(np.nanargmin(values))
-    return {
-        names[0]: float(values[0]),
-        names[1]: f"{values[lowest]:.4g} (step {steps[lowest]})",
-        f"{word} {names[3]}": float(values[-1]),
-    }
 
 
 def _in_words(metric: str, values_SL: NDArray[np.float64]) -> str:
     first, lowest, last = values_SL[0], np.nanmin(values_SL, axis=0), values_SL[-1]
-    shares = metric == "stable_rank"
-    fell = first - lowest >= BOUNCE[metric] * (first if shares else 1)
-    rose = last - lowest >= BOUNCE[metric] * (lowest if shares else 1)
-    both = [layer for layer in range(values_SL.shape[1]) if fell[layer] and rose[layer]]
-    only = [layer for layer in range(values_SL.shape[1]) if fell[layer] and not rose[layer]]
+    ratio = metric == "stable_rank"
+    fell = first - lowest >= BOUNCE[metric] * (first if ratio else 1)
+    rose = last - lowest >= BOUNCE[metric] * (lowest if ratio else 1)
     what, much = {
         "attention_entropy": ("Attention entropy", f"{BOUNCE[metric]:g} nats"),
         "stable_rank": ("The stable rank", f"{BOUNCE[metric]:.0%}"),
     }[metric]
     return (
-        f"{what} drops and bounces back, by at least {much} each way, in {_layers(both)}; "
-        f"it falls and stays low in {_layers(only)}."
+        f"{what} drops and bounces back, by at least {much} each way, in {_layers(fell & rose)}; "
+        f"it falls and stays low in {_layers(fell & ~rose)}."
     )
 
 
-def _layers(layers: Sequence[int]) -> str:
-    if not layers:
-        return "no layer"
-    return f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(map(str, layers))}"
+def _layers(chosen: NDArray[np.bool_]) -> str:
+    layers = [str(layer) for layer in np.flatnonzero(chosen)]
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}" if layers else "no layer"
 
 
 def _draw(
@@ -422,7 +400,7 @@ def _draw(
         Panel(*_TITLES[metric], values, ratios=metric == "stable_rank")
         for metric, values in curves.items()
     ]
-    findings = [_sentence(finding.sentence) for finding in integrity.findings]
+    findings = [f"{it.sentence[:1].upper()}{it.sentence[1:]}" for it in integrity.findings]
     if len(findings) > _LISTED:
         findings[_LISTED:] = [f"And {len(findings) - _LISTED} more, in integrity.json."]
     lines = (f"Published: {PUBLISHED}", *sentences, " ".join(findings))
@@ -440,7 +418,3 @@ def _called(name: str) -> str:
     path = Path(name)
     whole = path.absolute().resolve() if path.name == "series" else path
     return whole.parent.name if whole.name == "series" and whole.parent.name else path.name
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

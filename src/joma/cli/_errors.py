@@ -3,20 +3,19 @@
 import contextlib
 import os
 import platform
-import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 import joma
-from joma.common.signals import EXIT_SIGINT, TerminatedError, exit_code
+from joma.common.signals import TerminatedError, exit_code
 from joma.errors import JomaError, printable
 
 EXIT_BAD_INPUT = 2
@@ -52,15 +51,13 @@ class OneSentenceGroup(TyperGroup):
             _discard_output()
         sys.exit(code)
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Parse a command line."""
-        with _leaving_on_ctrl_c():
-            return super().make_context(*args, **extra)
-
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C before it took over, as in its imports, is answered too."""
-        with _leaving_on_ctrl_c():
+        try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo(f"\n{signal_name(error)}.", err=True)
+            raise typer.Exit(exit_code(error)) from None
 
     def _exit_code(self, *args: Any, **extra: Any) -> int:
         try:
@@ -71,59 +68,9 @@ class OneSentenceGroup(TyperGroup):
             raise
         except BrokenPipeError:
             raise
-        except typer.Abort:
-            return EXIT_SIGINT
         except Exception as error:
             return _report(error)
         return result if isinstance(result, int) else 0
-
-
-class PlainCommand(TyperCommand):
-    """A command whose help names arguments as the user writes them, without Python types."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line: a required argument stands without braces."""
-        pieces = super().collect_usage_pieces(ctx)
-        return [re.sub(r"^\{(.*)\}((?:\.\.\.)?)$", r"\1\2", piece) for piece in pieces]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options."""
-        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
-            records = [
-                param.get_help_record(ctx)
-                for param in self.get_params(ctx)
-                if param.param_type_name == kind
-            ]
-            rows = [(re.sub(r" <.*>$", "", record[0]), record[1]) for record in records if record]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
-def command_group(help: str, example: str) -> typer.Typer:
-    """Return a group of commands, such as `joma runs`, that alone prints its help."""
-
-    def print_help(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            typer.echo(context.get_help())
-
-    return typer.Typer(
-        cls=OneSentenceGroup,
-        callback=print_help,
-        help=help,
-        epilog=f"Example: joma {example}",
-        invoke_without_command=True,
-        rich_markup_mode=None,
-    )
-
-
-@contextlib.contextmanager
-def _leaving_on_ctrl_c() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        typer.echo(f"\n{signal_name(error)}.", err=True)
-        raise typer.Exit(exit_code(error)) from None
 
 
 def signal_name(error: KeyboardInterrupt) -> str:
@@ -139,6 +86,13 @@ def command_line(words: Iterable[str]) -> str:
 def reason(error: OSError) -> str:
     """Return what the system says, in its own words."""
     return str(error.strerror or error)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the machine or its GPU had too little memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # by name: torch is not imported here
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _report(error: Exception) -> int:
@@ -173,57 +127,33 @@ def _refuse(sentence: str, *, verbatim: bool = False, code: int = EXIT_BAD_INPUT
     return code
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether the machine or its GPU had too little memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True  # by name: torch is not imported here
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
 def _defect(error: Exception, debugging: bool) -> str:
     """Return what to tell the user about a defect: what it is and how to report it."""
-    what = _named(error)
-    if error.__cause__ is not None:
-        what = f"{what}, from {_named(error.__cause__)}"
+    what = printable(": ".join(filter(None, (type(error).__name__, str(error)))), limit=120)
+    package = Path(joma.__file__).parent
+    places = [
+        f"{Path(frame.filename).relative_to(package.parent).as_posix()}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(package)
+    ]
     again = f"`{DEBUG}=1 {command_line(sys.argv[1:])}`"
     traced = "the traceback above" if debugging else f"the traceback that {again} shows"
-    return (
-        f"this is a defect of joma, not a mistake of yours ({what}, {_place(error)}); please "
-        f"report it to the developers with {traced} and these versions: {_versions()}"
-    )
-
-
-def _named(error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    if len(message) > 100:
-        message = f"{message[:99]}…"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _place(error: Exception) -> str:
-    """Return the file and line of this package that the error came through last."""
-    package = Path(joma.__file__).parent
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_relative_to(package):
-            return f"{path.relative_to(package.parent).as_posix()}:{frame.lineno}"
-    return "outside of joma"
-
-
-def _versions() -> str:
     versions = [f"joma {joma.__version__}", f"Python {platform.python_version()}"]
     for name in ("torch", "numpy", "transformers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
-    return ", ".join(versions)
+    return (
+        f"this is a defect of joma, not a mistake of yours ({what}, {places[-1]}); please report "
+        f"it to the developers with {traced} and these versions: {', '.join(versions)}"
+    )
 
 
 def _discard_output() -> None:
     """Send what is still to be flushed nowhere, so that Python does not complain as it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             stream.flush()  # type: ignore[union-attr]
-            continue
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        except (OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]

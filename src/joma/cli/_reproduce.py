@@ -1,11 +1,10 @@
 """`joma reproduce`, with the options that the experiments declare."""
 
-import contextlib
 import dataclasses
 import inspect
-import math
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,29 +13,21 @@ from typing import Annotated, Any
 import typer
 
 from joma import experiments
-from joma.cli import _show
-from joma.cli._errors import command_line, reason
-from joma.cli._experiments import show_outcome, show_plans, warn
-from joma.cli._folders import check_folder, closing, interruptible, of_option, writing_to
-from joma.cli._options import Json, Out, Seed, chosen_device, device_option, option, positive, whole
+from joma.cli import _command as cmd
+from joma.cli import _render
 from joma.cli._progress import reports
+from joma.cli._render import Record, cell, mark, printable
+from joma.cli._run_folder import (
+    check_folder,
+    closing,
+    naming_options,
+    resumable,
+    resume_command,
+)
 from joma.common.checks import check_known
+from joma.common.json_files import plain
 from joma.errors import JomaError
 from joma.experiments import ChoiceOption, Option, Request
-
-
-def _names(incomplete: str) -> list[str]:
-    return [name for name in experiments.EXPERIMENTS if name.startswith(incomplete)]
-
-
-def _scales(incomplete: str = "") -> list[str]:
-    found = dict.fromkeys(scale for one in experiments.EXPERIMENTS.values() for scale in one.scales)
-    return [scale for scale in found if scale.startswith(incomplete)]
-
-
-def _default_scale() -> str:
-    defaults = (one.default_scale for one in experiments.EXPERIMENTS.values() if one.scales)
-    return " or ".join(dict.fromkeys(defaults))
 
 
 def _and(words: Iterable[str]) -> str:
@@ -44,7 +35,7 @@ def _and(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _reference() -> str:
+def _references() -> str:
     """Return what --reference may be, and of which experiments."""
     owners: dict[str, list[str]] = {}
     for name, experiment in experiments.EXPERIMENTS.items():
@@ -53,51 +44,13 @@ def _reference() -> str:
     return "; ".join(f"Of {_and(names)}: {what}" for what, names in owners.items())
 
 
-def reproduce(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME", help=f"What to make: {', '.join(_names(''))}.", autocompletion=_names
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        option(
-            "--scale",
-            "SCALE",
-            f"Size of what trains networks: {', '.join(_scales())}; "
-            f"{_default_scale()} if not given. --dry-run says what each takes.",
-            autocompletion=_scales,
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        device_option(
-            "Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there."
-        ),
-    ] = "auto",
-    group: Annotated[
-        list[str] | None,
-        option(
-            "--group",
-            "GROUP",
-            "Do this part of the work alone; may be given several times. "
-            "--dry-run says which there are.",
-        ),
-    ] = None,
-    reference: Annotated[Path | None, option("--reference", "FOLDER", f"{_reference()}.")] = None,
-    out: Out = None,
-    seed: Seed = 0,
-    json: Json = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Say what would be made, where, and what it takes, and stop."
-        ),
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List what can be made, and stop.")] = False,
-    **own: Any,
-) -> None:
+_TRAINED = [one for one in experiments.EXPERIMENTS.values() if one.scales]
+_SCALES = list(dict.fromkeys(scale for one in _TRAINED for scale in one.scales))
+_DEFAULT_SCALES = " or ".join(dict.fromkeys(one.default_scale for one in _TRAINED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(cmd.Command):
     """Make figures or tables of the papers from scratch, next to what was published.
 
     Each gets its own run folder; with --out and several names, DIR/NAME. What trains networks
@@ -105,165 +58,185 @@ def reproduce(
     not comparable (nothing was published of that scale or text) or to be incomplete. Exits with 1
     when one differs.
     """
-    if list_:
-        _list(_chosen(names or _names("")), json)
-        return
-    asked: dict[str, Any] = {
-        "seed": seed,
-        "scale": scale or "",
-        "options": {
-            name.replace("_", "-"): value for name, value in own.items() if value is not None
-        },
-        "groups": tuple(group or ()),
-        "reference": reference,
-    }
-    requests = _on_device(_requests(_chosen(names), asked, device), device)
-    work = _Work(requests, _folders(requests, out), out, _flags(asked, device, json))
-    if dry_run:
-        show_plans(requests, work.folders, json)
-        return
-    for name, request in requests.items():  # before the first of all is made
-        experiments.EXPERIMENTS[name].check_needs(request)
-    warn(requests)
-    records = []
-    with interruptible(work.begun.values(), work.how_to_resume):
-        for name in requests:
-            records.append(_make(name, work))
-            if not json:
-                show_outcome(records[-1])
-    if json:
-        _show.as_json(records)
-    if any(record["verdict"] == "differs" for record in records):
-        raise typer.Exit(1)
+
+    summary = "Make figures and tables of the papers again."
+    example = "reproduce fig4 --out fig4-again --seed 1"
+
+    names: list[str] | None = cmd.argument(
+        "NAME",
+        f"What to make: {', '.join(experiments.EXPERIMENTS)}.",
+        default=None,
+        completion=cmd.completing(experiments.EXPERIMENTS),
+    )
+    scale: str | None = cmd.option(
+        "SCALE",
+        f"Size of what trains networks: {', '.join(_SCALES)}; "
+        f"{_DEFAULT_SCALES} if not given. --dry-run says what each takes.",
+        completion=cmd.completing(_SCALES),
+    )
+    device: str = cmd.device_option(
+        "Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there."
+    )
+    own: Mapping[str, Any] = field(default_factory=dict)
+    group: list[str] | None = cmd.option(
+        "GROUP",
+        "Do this part of the work alone; may be given several times. "
+        "--dry-run says which there are.",
+    )
+    reference: Path | None = cmd.option("FOLDER", f"{_references()}.")
+    out: Path | None = cmd.out_option()
+    seed: int = cmd.seed_option()
+    json: bool = cmd.json_flag()
+    dry_run: bool = cmd.flag("Say what would be made, where, and what it takes, and stop.")
+    list_: bool = cmd.flag("List what can be made, and stop.", name="--list")
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """Return the options, with the experiments' own after --device."""
+        found = super().parameters()
+        at = [one.name for one in found].index("device") + 1
+        return [*found[:at], *_own_options(), *found[at:]]
+
+    @classmethod
+    def of(cls, **given: Any) -> "Reproduce":
+        """Return the command; experiments' own options are collected in `own`."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        own = {
+            name.replace("_", "-"): value
+            for name, value in given.items()
+            if name not in known and value is not None
+        }
+        return cls(**{name: value for name, value in given.items() if name in known}, own=own)
+
+    def run(self) -> None:
+        """Make one figure or table after the other."""
+        if self.list_:
+            self._list(_chosen(self.names or list(experiments.EXPERIMENTS)))
+            return
+        requests = self._requests(_chosen(self.names))
+        folders = self._folders(requests)
+        if self.dry_run:
+            plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
+            if self.json:
+                _render.as_json(plans)
+            for plan in () if self.json else plans:
+                _render.plan(plan, json=False)
+            return
+        for name, request in requests.items():  # before the first of all is made
+            experiments.EXPERIMENTS[name].check_needs(request)
+            _warn_of_days(name, request)
+        records: list[Record] = []
+        begun: dict[str, Path] = {}
+
+        def resume() -> list[str]:
+            left = list(requests)[len(records) :]
+            return [
+                resume_command(begun.get(name) or folders[name], {*requests} - {name})
+                for name in left
+            ]
+
+        with resumable(begun, resume, self.out):
+            for name, request in requests.items():
+                with reports(f"reproduce {name}") as report:
+                    asked = dataclasses.replace(request, progress=report)
+                    note = partial(begun.__setitem__, name)
+                    records.append(reproduce_experiment(name, folders[name], asked, begun=note))
+                if not self.json:
+                    _show_outcome(records[-1])
+        if self.json:
+            _render.as_json(records)
+        if any(record["verdict"] == "differs" for record in records):
+            raise typer.Exit(1)
+
+    def _list(self, names: Sequence[str]) -> None:
+        listed = [experiments.EXPERIMENTS[name] for name in names]
+        if self.json:
+            keys = ("name", "title", "published", "groups")
+            _render.as_json([{key: getattr(one, key) for key in keys} for one in listed])
+        else:
+            rows = [(one.name, one.title) for one in listed]
+            _render.put(_render.table(("name", "title"), rows, left=2))
+
+    def _requests(self, names: Sequence[str]) -> dict[str, Request]:
+        """Return what is asked of each experiment; raise `JomaError` if one cannot do it.
+
+        Only training asks torch for a device.
+        """
+        asked: dict[str, Any] = {
+            "seed": self.seed,
+            "scale": self.scale or "",
+            "options": self.own,
+            "groups": tuple(self.group or ()),
+            "reference": self.reference,
+            "device": "cpu" if self.device == "auto" else self.device,
+        }
+        with naming_options():
+            found = {name: experiments.EXPERIMENTS[name].request(**asked) for name in names}
+        if self.device == "cpu" or not any(request.scale for request in found.values()):
+            return found
+        device = cmd.chosen_device(self.device)
+        return {
+            name: dataclasses.replace(request, device=device) if request.scale else request
+            for name, request in found.items()
+        }
+
+    def _folders(self, requests: Mapping[str, Request]) -> dict[str, Path | None]:
+        """Return where each goes, all checked before the first is made; None is the default."""
+        if self.out is None:
+            return dict.fromkeys(requests)
+        several = len(requests) > 1
+        folders = {name: self.out / name if several else self.out for name in requests}
+        for name, request in requests.items():
+            restart = not experiments.EXPERIMENTS[name].resumable
+            check_folder(folders[name], name, request.config, restart=restart)
+        return dict(folders)
 
 
-def _own_options() -> Iterator[inspect.Parameter]:
-    """Yield the experiments' own options: numbers first, and first what most experiments have."""
+def _own_options() -> list[inspect.Parameter]:
+    """Return the experiments' own options: numbers first, and first what most experiments have."""
     found: dict[str, dict[str, Option | ChoiceOption]] = {}
     for name, experiment in experiments.EXPERIMENTS.items():
         for one in experiment.options:
             found.setdefault(one.name, {})[name] = one
-    words = {
-        name: isinstance(next(iter(own.values())), ChoiceOption) for name, own in found.items()
-    }
-    for name in sorted(found, key=lambda name: (words[name], -len(found[name]))):
-        own = found[name]
-        first = next(iter(own.values()))
+    parameters = []
+    for name, owners in found.items():
+        first = next(iter(owners.values()))
         kind, metavar, parser = str, "NAME", None
         if isinstance(first, Option):
-            whole_numbers = first.kind is int
-            kind, metavar = first.kind, "N" if whole_numbers else "X"
-            parser = whole(1) if whole_numbers else positive
-        what = option(f"--{name}", metavar, f"{_option_help(own)}.", parser=parser)
-        yield inspect.Parameter(
+            kind, metavar = first.kind, "N" if first.kind is int else "X"
+            parser = cmd.whole(1) if first.kind is int else cmd.positive
+        what = typer.Option(
+            f"--{name}", metavar=metavar, help=f"{_option_help(owners)}.", parser=parser
+        )
+        parameter = inspect.Parameter(
             name.replace("-", "_"),
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[kind | None, what],
         )
+        parameters.append((kind is str, -len(owners), parameter))
+    return [one for *_, one in sorted(parameters, key=lambda it: it[:2])]
 
 
-def _option_help(own: Mapping[str, Option | ChoiceOption]) -> str:
+def _option_help(owners: Mapping[str, Option | ChoiceOption]) -> str:
     """Return what an option is, of which experiments, and which values were published."""
-    text = f"Of {_and(own)}: {next(iter(own.values())).help}"
-    for name, one in own.items():
+    text = f"Of {_and(owners)}: {next(iter(owners.values())).help}"
+    for name, one in owners.items():
         if isinstance(one, Option) and one.published:
             published = _and(
                 f"{value:.0e}".replace("e-0", "e-") if value < 1 else f"{value:g}"
                 for value in one.published
             )
-            text += "," if len(own) == 1 else f"; of {name}"
+            text += "," if len(owners) == 1 else f"; of {name}"
             text += f" published {published}"
     return text
 
 
-def _signature() -> inspect.Signature:
-    """Return the signature of the command with the experiments' own options after --device."""
-    signature = inspect.signature(reproduce)
-    parameters = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in signature.parameters.values()
-        if one.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    at = [one.name for one in parameters].index("device") + 1
-    parameters[at:at] = _own_options()
-    return signature.replace(parameters=parameters)
-
-
-reproduce.__signature__ = _signature()  # type: ignore[attr-defined]
-
-
-def _list(names: Sequence[str], json: bool) -> None:
-    listed = [experiments.EXPERIMENTS[name] for name in names]
-    if json:
-        fields = ("name", "title", "published", "groups")
-        _show.as_json([{name: getattr(one, name) for name in fields} for one in listed])
-        return
-    rows = _show.table("name", "title")
-    for one in listed:
-        rows.add_row(one.name, one.title)
-    _show.put(rows)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What one command makes, where, and how far it is.
-
-    Attributes:
-        requests: What is asked of each experiment.
-        folders: The run folder of each; None for the default.
-        out: The folder given with --out.
-        flags: The other options, as the user would type them.
-        begun: The run folders there are.
-        done: The experiments that are finished.
-    """
-
-    requests: Mapping[str, Request]
-    folders: Mapping[str, Path | None]
-    out: Path | None
-    flags: Sequence[str]
-    begun: dict[str, Path] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
-
-    def how_to_resume(self) -> str:
-        """Return the commands that do what is left, each on a line with words before it."""
-        if not self.left:
-            return "Nothing is left to do."
-        first, *rest = self.commands()
-        resumable = experiments.EXPERIMENTS[self.left[0]].resumable
-        words = "Continue with" if resumable else "Run it again with"
-        return "\n".join([f"{words}: {first}", *(f"Then: {command}" for command in rest)])
-
-    @property
-    def left(self) -> list[str]:
-        """Return the experiments that are not finished, in their order."""
-        return [name for name in self.requests if name not in self.done]
-
-    def commands(self) -> list[str]:
-        """Return the commands that do what is left; one that has begun resumes in its folder."""
-        left = self.left
-        if self.out is not None:
-            return [self._command(left, self.folders[left[0]] if len(left) == 1 else self.out)]
-        first = self._command(left[:1], self.begun.get(left[0]))
-        return [first, self._command(left[1:], None)] if left[1:] else [first]
-
-    def _command(self, names: Sequence[str], out: Path | None) -> str:
-        where = [] if out is None else ["--out", str(out)]
-        return command_line(["reproduce", *names, *self.flags, *where])
-
-
-def _make(name: str, work: _Work) -> dict[str, Any]:
-    """Make one figure or table."""
-    folder = work.folders[name]
-    with writing_to(folder), _resume_hint(name, work), reports(f"reproduce {name}") as report:
-        record = reproduce_experiment(
-            name,
-            folder,
-            dataclasses.replace(work.requests[name], progress=report),
-            begun=lambda path: work.begun.update({name: path}),
-        )
-    work.done.add(name)
-    return record
+def _chosen(names: Sequence[str] | None) -> list[str]:
+    if not names:
+        raise JomaError(f"say what to reproduce; available: {', '.join(experiments.EXPERIMENTS)}")
+    check_known("experiment", names, experiments.EXPERIMENTS)
+    return list(dict.fromkeys(names))
 
 
 def reproduce_experiment(
@@ -273,7 +246,7 @@ def reproduce_experiment(
     *,
     resume: bool = False,
     begun: Callable[[Path], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> Record:
     """Make one figure or table, by its name; return what `reproduce --json` prints of it.
 
     Another process can call it: all arguments are plain values.
@@ -286,7 +259,7 @@ def reproduce_experiment(
             networks always is; another is started over where it did not finish.
         begun: Is called with the run folder once it is there.
     """
-    from joma.runs import Run, is_run
+    from joma.runs import Run
 
     experiment = experiments.EXPERIMENTS[name]
     start = time.perf_counter()
@@ -295,20 +268,7 @@ def reproduce_experiment(
     run = enter(name, request.config, out=folder, device=request.device)
     begun(run.path)
     with run.locked(), closing(run) as outcome:
-        try:
-            result = experiment.reproduce(run, request)
-        except ValueError as error:
-            # What is in the folder, or that it was removed, is for the user to fix.
-            if experiment.resumable or not is_run(run.path):
-                raise
-            raise RuntimeError(f"experiment {name} failed") from error
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":
-                raise
-            raise JomaError(
-                f"the GPU has too little memory free for {name}; a smaller --scale or --hidden "
-                "needs less, and --device cpu none of it"
-            ) from error
+        result = experiment.reproduce(run, request)
         outcome.update(verdict=result.verdict.value, finding=result.finding)
     return {
         "name": name,
@@ -319,7 +279,7 @@ def reproduce_experiment(
         "groups": list(request.groups),
         "finding": result.finding,
         "verdict": result.verdict.value,
-        "table": [{key: _plain(value) for key, value in row.items()} for row in result.table],
+        "table": list(result.table),
         "paragraphs": list(result.paragraphs),
         "run": str(run.path),
         "figures": [str(path) for path in run.figures],
@@ -328,72 +288,89 @@ def reproduce_experiment(
     }
 
 
-def _plain(value: Any) -> Any:
-    """Return a cell as JSON has it: NumPy's numbers as Python's, None for what is not finite."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _show_outcome(record: Record) -> None:
+    """Print how an experiment ended, its table, and where its pictures are."""
+    from rich.text import Text
+
+    _render.put(Text.assemble((record["name"], "bold"), f"  {printable(record['title'])}"))
+    _render.paragraph(f"Published: {record['published']}")
+    verdict = record["verdict"]
+    finding = Text(f"Here: {printable(record['finding'])}  ")
+    if verdict in ("agrees", "differs"):
+        finding.append(mark(verdict == "agrees")).append(" ")
+    _render.paragraph(finding.append(verdict, style="bold"))
+    if record["table"]:
+        _render.put("")
+        _put_numbers(record["table"])
+        _render.put("")
+    for text in record["paragraphs"]:
+        _render.paragraph(text)
+    for path in record["figures"] or [record["run"]]:
+        typer.echo(f"  {path}")  # whole, whatever the width, so that it can be copied
+    typer.echo()
 
 
-@contextlib.contextmanager
-def _resume_hint(name: str, work: _Work) -> Iterator[None]:
-    """Report an `OSError` of work that has begun together with how to resume."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if name not in work.begun:
-            raise
-        where = error.filename or work.begun[name]
-        commands = " and then ".join(f"`{command}`" for command in work.commands())
-        raise JomaError(
-            f"{name} stopped, {where}: {reason(error)}; when that is fixed, resume with {commands}"
-        ) from error
+def _put_numbers(rows: Sequence[Record]) -> None:
+    """Print an experiment's table, or its rows one under the other where that is too wide.
+
+    Cells stay on one line, for a number in two pieces is none; headings may break.
+    """
+    from rich.padding import Padding
+
+    cells = [[cell(plain(value)) for value in row.values()] for row in rows]
+    table, window = _render.table(list(rows[0]), cells), _render.console()
+    for column, name, values in zip(table.columns, rows[0], zip(*cells, strict=True), strict=True):
+        widest = max(map(len, [*printable(name).split(), *values]))
+        column.header = textwrap.fill(printable(name), widest)
+        column.no_wrap, column.min_width = True, widest
+        words = any(isinstance(row[name], str) for row in rows)
+        column.justify = "left" if words else "right"
+    if window.measure(table).minimum <= window.width - 2:
+        _render.put(Padding(table, (0, 0, 0, 2), expand=False))
+        return
+    for row, shown in zip(rows, cells, strict=True):
+        for number, (name, value) in enumerate(zip(row, shown, strict=True)):
+            _render.paragraph(f"{name}: {value}", 4 if number else 2)
 
 
-def _chosen(names: Sequence[str] | None) -> list[str]:
-    if not names:
-        raise JomaError(f"say what to reproduce; available: {', '.join(experiments.EXPERIMENTS)}")
-    check_known("experiment", names, experiments.EXPERIMENTS)
-    return list(dict.fromkeys(names))
+def _warn_of_days(name: str, request: Request) -> None:
+    """Say on standard error that what was made for a GPU is about to be done on a CPU."""
+    scales = experiments.EXPERIMENTS[name].scales
+    if request.device == "cpu" and request.scale and "CPU" not in scales[request.scale].device:
+        words = (
+            f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
+            "take days: --dry-run says what each scale takes"
+        )
+        _render.say(words, err=True)
 
 
-def _requests(names: Sequence[str], asked: Mapping[str, Any], device: str) -> dict[str, Request]:
-    """Return what is asked of each experiment; raise `JomaError` if one cannot do it."""
-    on = "cpu" if device == "auto" else device
-    with of_option():
-        return {name: experiments.EXPERIMENTS[name].request(**asked, device=on) for name in names}
+def _plan(name: str, request: Request, folder: Path | None) -> Record:
+    from joma.runs import default_folder, is_run
 
-
-def _on_device(requests: Mapping[str, Request], device: str) -> dict[str, Request]:
-    """Return the requests with the device that is there; only training asks torch for it."""
-    if device == "cpu" or not any(request.scale for request in requests.values()):
-        return dict(requests)
-    found = chosen_device(device)
-    return {
-        name: dataclasses.replace(request, device=found) if request.scale else request
-        for name, request in requests.items()
+    experiment = experiments.EXPERIMENTS[name]
+    plan = {
+        "name": name,
+        "title": experiment.title,
+        "run": str(folder or default_folder(name)),
+        "device": request.device,
     }
-
-
-def _folders(requests: Mapping[str, Request], out: Path | None) -> Mapping[str, Path | None]:
-    """Return where each goes, all checked before the first is made; None is the default."""
-    if out is None:
-        return dict.fromkeys(requests)
-    folders = {name: out if len(requests) == 1 else out / name for name in requests}
-    for name, request in requests.items():
-        restart = not experiments.EXPERIMENTS[name].resumable
-        check_folder(folders[name], name, request.config, restart=restart)
-    return folders
-
-
-def _flags(asked: Mapping[str, Any], device: str, json: bool) -> list[str]:
-    """Return what the user asked for apart from names and --out, as it is typed."""
-    flags = {"scale": [asked["scale"]] if asked["scale"] else []}
-    flags["device"] = [device] if device != "auto" else []
-    flags |= {name: [value] for name, value in asked["options"].items()}
-    flags["group"] = asked["groups"]
-    flags["reference"] = [] if asked["reference"] is None else [asked["reference"]]
-    flags["seed"] = [asked["seed"]] if asked["seed"] else []
-    words = [word for name, values in flags.items() for v in values for word in (f"--{name}", v)]
-    return [*map(str, words), *(["--json"] if json else [])]
+    if not request.scale:
+        return {**plan, "about_seconds": experiment.seconds, "memory": experiment.memory}
+    takes = experiment.takes(request)
+    share = len(request.groups) / len(experiment.groups) if request.groups else 1.0
+    chosen = takes[request.scale]
+    known = ("CPU" in chosen.device) == (request.device == "cpu")
+    return {
+        **plan,
+        "about_seconds": chosen.seconds * share if known else None,
+        "memory": chosen.memory,
+        "scale": request.scale,
+        "scales": {
+            scale: {"about_seconds": it.seconds * share, "on": it.device, "memory": it.memory}
+            for scale, it in takes.items()
+        },
+        "options": dict(request.options),
+        "groups": list(request.groups or experiment.groups),
+        "all_groups": list(experiment.groups),
+        "continues": experiment.resumable and folder is not None and is_run(folder),
+    }

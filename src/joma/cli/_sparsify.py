@@ -1,280 +1,239 @@
 """`joma sparsify`: fit predictors of neurons and heads, and show what a file of them holds."""
 
-import dataclasses
+import math
+import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from joma.cli import _show
-from joma.cli._errors import PlainCommand, command_group
-from joma.cli._folders import begun, check_folder, working_in
-from joma.cli._options import (
-    Device,
-    Json,
-    Model,
-    Out,
-    Seed,
-    Tokenizer,
-    chosen_device,
-    count,
-    one_of,
-    option,
-    positive,
-)
-from joma.cli._progress import Report, reports
-from joma.cli._sparsify_show import columns, finding, print_record
-from joma.common.json_files import plain
+from joma.cli import _command as cmd
+from joma.cli import _render
+from joma.cli._progress import reports
+from joma.cli._run_folder import naming_options, working
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from joma.inference.sparsify import FitSettings, Predictors
+    from joma.inference.sparsify import FitSettings
     from joma.models import Loaded
 
-NAME = "sparsify"
 FILE = "predictors.safetensors"
-WINDOW, TOKENS, HELD_OUT = 256, 16384, 4096
-"""Tokens of a window, and those read to fit and to judge, unless given."""
-
 _HELD_OUT_SHARE = 0.2
 _CHARACTERS = 12
 """Characters of text that are read for one token; most tokens have fewer."""
 
-app = command_group(
-    "Leave out neurons that do not matter (Deja Vu).",
-    "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
-)
 
-
-def _share(given: str | float) -> float:
-    try:
-        number = float(given)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < 1:
-        raise typer.BadParameter(f"it must be a share above 0 and below 1, not {given!r}.")
-    return number
-
-
-@app.command(
-    cls=PlainCommand,
-    short_help="Fit predictors of the neurons that matter, and judge them.",
-    epilog="Example: joma sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
-)
-def fit(
-    model: Annotated[str, Model],
-    corpus: Annotated[
-        str,
-        option(
-            "--corpus",
-            "TEXT",
-            "What the predictors are fitted on: embedded or wikitext-2 (their training part), a "
-            "folder with train.txt, a file, or - for standard input.",
-        ),
-    ] = "embedded",
-    held_out: Annotated[
-        str | None,
-        option(
-            "--held-out",
-            "TEXT",
-            "What they are judged on; otherwise the corpus's test part, or the last fifth of a "
-            "file.",
-        ),
-    ] = None,
-    mlp_sparsity: Annotated[
-        float, option("--mlp-sparsity", "SHARE", "Share of the neurons left out.", parser=_share)
-    ] = 0.5,
-    heads_sparsity: Annotated[
-        float | None,
-        option(
-            "--heads-sparsity",
-            "SHARE",
-            "Share of the attention heads left out; none if not given.",
-            parser=_share,
-        ),
-    ] = None,
-    rank_ratio: Annotated[
-        float,
-        option(
-            "--rank-ratio",
-            "RATIO",
-            "Rank of the predictors divided by the width of the model.",
-            parser=positive,
-        ),
-    ] = 0.125,
-    tokens: Annotated[int, count("--tokens", "Tokens to fit on, at most.", 64)] = TOKENS,
-    held_out_tokens: Annotated[
-        int, count("--held-out-tokens", "Tokens to judge on, at most.", 4)
-    ] = HELD_OUT,
-    window: Annotated[int, count("--window", "Tokens read together.", 2)] = WINDOW,
-    epochs: Annotated[int, count("--epochs", "How often a predictor is shown the text.")] = 6,
-    revision: Annotated[
-        str | None, option("--revision", "REV", "Branch, tag or commit of a hub id.")
-    ] = None,
-    tokenizer: Tokenizer = None,
-    dtype: Annotated[
-        str,
-        option(
-            "--dtype",
-            "DTYPE",
-            "What the model computes in; the predictors fit no other type.",
-            parser=one_of("float32", "float16", "bfloat16"),
-        ),
-    ] = "float32",
-    device: Device = "auto",
-    out: Out = None,
-    seed: Seed = 0,
-    json: Json = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load the model, say what the fit takes, and stop.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FitPredictors(cmd.ModelCommand):
     """Fit predictors of the MLP neurons (and heads) that matter for a token, a layer ahead.
 
     They are trained from the model's own activations on one text and judged on another: how many
     of the neurons that mattered they find, and what the perplexity costs, next to the oracle, a
-    threshold, a fixed set of neurons and random ones. The run folder holds predictors.safetensors.
+    threshold, a fixed set of neurons and random ones. The run folder holds predictors.safetensors,
+    which fit no other --dtype.
     """
-    asked = _Asked(
-        model,
-        revision,
-        tokenizer,
-        corpus,
-        held_out,
-        mlp_sparsity,
-        heads_sparsity,
-        rank_ratio,
-        tokens,
-        held_out_tokens,
-        window,
-        epochs,
-        dtype,
-        seed,
+
+    summary = "Fit predictors of the neurons that matter, and judge them."
+    example = "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2"
+
+    corpus: str = cmd.option(
+        "TEXT",
+        "What the predictors are fitted on: embedded or wikitext-2 (their training part), a "
+        "folder with train.txt, a file, or - for standard input.",
+        "embedded",
     )
-    config = dataclasses.asdict(asked)
-    start = time.perf_counter()
-    check_folder(out, NAME, config, restart=True)
-    settings = _settings(asked)
-    with working_in(out) as folders, reports(NAME) as report:
-        report("loading the model", 0, 1)
-        loaded, fitting, judging = _load(asked, chosen_device(device))
-        if dry_run:
-            _plan(asked, loaded, fitting, judging, out, json)
-            return
-        on = next(loaded.model.parameters()).device.type
-        with begun(folders, NAME, config, out, device=on) as (run, outcome):
-            record = _make(asked, settings, loaded, fitting, judging, run.path / FILE, report)
-            run.write_table("layers", columns(record["layers"]))
-            run.write_table("perplexity", columns(record["perplexity"]))
-            record |= {"run": str(run.path), "seconds": round(time.perf_counter() - start, 2)}
-            run.write_json("summary", plain(record))
-            outcome.update(finding=record["finding"])
-    if json:
-        _show.as_json(plain(record))
-    else:
-        print_record(record)
+    held_out: str | None = cmd.option(
+        "TEXT",
+        "What they are judged on; otherwise the corpus's test part, or the last fifth of a file.",
+    )
+    mlp_sparsity: float = cmd.option(
+        "SHARE", "Share of the neurons left out.", 0.5, parser=cmd.share
+    )
+    heads_sparsity: float | None = cmd.option(
+        "SHARE", "Share of the attention heads left out; none if not given.", parser=cmd.share
+    )
+    rank_ratio: float = cmd.option(
+        "RATIO",
+        "Rank of the predictors divided by the width of the model.",
+        0.125,
+        parser=cmd.positive,
+    )
+    tokens: int = cmd.count("Tokens to fit on, at most.", 16384, least=64)
+    held_out_tokens: int = cmd.count("Tokens to judge on, at most.", 4096, least=4)
+    window: int = cmd.count("Tokens read together.", 256, least=2)
+    epochs: int = cmd.count("How often a predictor is shown the text.", 6)
+    dtype: str = cmd.dtype_option()
 
+    def run(self) -> None:
+        """Fit, save and judge."""
+        from joma.inference.sparsify import FitSettings
 
-@dataclass(frozen=True)
-class _Asked:
-    """The options that decide the numbers."""
+        start = time.perf_counter()
+        names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "epochs", "seed")
+        with naming_options():
+            how = FitSettings(**{name: getattr(self, name) for name in names})
+        with working("sparsify", self.settings, self.out) as begin, reports("sparsify") as report:
+            report("loading the model", 0, 1)
+            loaded, fitting, judging = self._load()
+            if not self.dry_run:
+                with begin(cmd.chosen_device(self.device)) as (run, outcome):
+                    record = self._fit(loaded, how, fitting, judging, run.path / FILE, report)
+                    run.write_table("layers", _columns(record["layers"]))
+                    run.write_table("perplexity", _columns(record["perplexity"]))
+                    seconds = round(time.perf_counter() - start, 2)
+                    record |= {"run": str(run.path), "seconds": seconds}
+                    run.write_json("summary", record)
+                    outcome.update(finding=record["finding"])
+        if self.dry_run:
+            self.plan("sparsify", self._takes(loaded, fitting, judging))
+        elif self.json:
+            _render.as_json(record)
+        else:
+            _print_record(record)
 
-    model: str
-    revision: str | None
-    tokenizer: str | None
-    corpus: str
-    held_out: str | None
-    mlp_sparsity: float
-    heads_sparsity: float | None
-    rank_ratio: float
-    tokens: int
-    held_out_tokens: int
-    window: int
-    epochs: int
-    dtype: str
-    seed: int
+    def _load(self) -> "tuple[Loaded, Tensor, Tensor]":
+        """Return the model, the windows to fit on and those to judge on."""
+        from joma.data.text import windows
+        from joma.inference.sparsify import sparse_layers
 
+        texts = self._texts()
+        loaded = self.load(self.dtype)
+        sparse_layers(loaded.model)  # refuses what cannot be made sparse before anything is read
+        if not hasattr(loaded.model, "lm_head") and loaded.model.get_output_embeddings() is None:  # type: ignore[operator]
+            raise JomaError(
+                f"{self.model} has no head that predicts tokens: its loss is not defined"
+            )
+        special = loaded.special_tokens
+        length = self.window if loaded.context is None else min(self.window, loaded.context)
+        own = length - special.count
+        if own < 2:
+            raise JomaError(f"--window must be at least {special.count + 2}, got {self.window}")
+        found = []
+        for what, (text, most) in texts.items():
+            tokens = loaded.encode(text[: _CHARACTERS * most], special=False)
+            if len(tokens) < 2 * own:
+                raise JomaError(
+                    f"{what} must have at least two windows of {own} tokens, got {len(tokens)} "
+                    "tokens"
+                )
+            # Each begins as the model's texts do: Gemma is lost without its <bos>.
+            found.append(special.around_each(windows(tokens, own, max(2, most // length))))
+        return loaded, found[0], found[1]
 
-def _settings(asked: _Asked) -> "FitSettings":
-    from joma.inference.sparsify import FitSettings
+    def _texts(self) -> dict[str, tuple[str, int]]:
+        """Return the text to fit on and the one to judge on, and how many tokens are read of each.
 
-    try:
-        return FitSettings(
-            mlp_sparsity=asked.mlp_sparsity,
-            heads_sparsity=asked.heads_sparsity,
-            rank_ratio=asked.rank_ratio,
-            epochs=asked.epochs,
-            seed=asked.seed,
+        No part of the one is in the other.
+        """
+        from joma.data.text import read_text
+
+        in_parts = _has_parts(self.corpus)
+        if self.held_out == self.corpus:
+            raise JomaError(
+                f"--held-out must be another text than --corpus, got {self.corpus!r} for both"
+            )
+        fitting = read_text(f"{self.corpus}:train" if in_parts else self.corpus)
+        if self.held_out is not None:
+            judging = read_text(self.held_out)
+        elif in_parts:
+            judging = read_text(f"{self.corpus}:test")
+        else:
+            cut = int((1 - _HELD_OUT_SHARE) * len(fitting))
+            fitting, judging = fitting[:cut], fitting[cut:]
+        return {
+            "--corpus": (fitting, self.tokens),
+            "the held-out text": (judging, self.held_out_tokens),
+        }
+
+    def _fit(
+        self,
+        loaded: "Loaded",
+        how: "FitSettings",
+        fitting: "Tensor",
+        judging: "Tensor",
+        path: Path,
+        report: Any,
+    ) -> dict[str, Any]:
+        """Fit, save and judge; return the record."""
+        from joma.inference import sparsify
+
+        model, known = loaded.model, {"source": self.model, "corpus": self.corpus}
+        sparsify.fit(model, fitting, how, progress=report, **known).save(path)
+        # What is judged is what the file holds.
+        predictors = sparsify.load_predictors(path, next(model.parameters()).device)
+        layers = sparsify.layer_quality(model, predictors, judging, progress=report)
+        costs = sparsify.perplexity_cost(
+            model,
+            predictors,
+            judging,
+            mlp=self.mlp_sparsity,
+            heads=self.heads_sparsity,
+            seed=self.seed,
+            progress=report,
         )
-    except JomaError as error:
-        name, _, rest = str(error).partition(" ")
-        raise JomaError(f"--{name.replace('_', '-')} {rest}") from error
+        fitted = predictors.facts
+        names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "tokens", "corpus", "dtype",
+                 "gated", "rank")  # fmt: skip
+        record = {
+            "model": self.model,
+            "file": str(path),
+            **{name: getattr(fitted, name) for name in names},
+            "predictor_bytes": predictors.nbytes,
+            "window": judging.shape[1],
+            "held_out_tokens": judging.numel(),
+            "layers": [asdict(one) for one in layers],
+            "perplexity": [asdict(one) for one in costs],
+        }
+        return {**record, "finding": _finding(record)}
+
+    def _takes(self, loaded: "Loaded", fitting: "Tensor", judging: "Tensor") -> dict[str, Any]:
+        """Return what the fit takes."""
+        from joma.inference.sparsify import rank_of, sparse_layers
+
+        layers = sparse_layers(loaded.model)
+        width, neurons = layers[0].width, layers[0].neurons
+        rank = rank_of(self.rank_ratio, width)
+        needed = 2 * fitting.numel() * sum(2 * it.width + it.neurons for it in layers)
+        return {
+            "layers": len(layers),
+            "width": width,
+            "neurons": neurons,
+            "rank": rank,
+            "predictor_parameters": sum((rank + 1) * (it.width + it.neurons) for it in layers),
+            "tokens": fitting.numel(),
+            "held_out_tokens": judging.numel(),
+            "about_bytes": min(needed, 2**31),
+        }
 
 
-def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor, Tensor]":
-    """Return the model, the windows to fit on and those to judge on."""
-    import torch
+@dataclass(frozen=True, kw_only=True)
+class ShowPredictors(cmd.Command):
+    """Show of which model predictors are, and how they were fitted."""
 
-    from joma.data.text import windows
-    from joma.inference.sparsify import sparse_layers
-    from joma.models import load
+    summary = "Show what a file of predictors holds."
+    example = f"sparsify show runs/sparsify/{FILE}"
 
-    fitting, judging = _texts(asked)
-    loaded = load(
-        asked.model,
-        revision=asked.revision,
-        tokenizer=asked.tokenizer,
-        device=device,
-        dtype=getattr(torch, asked.dtype),
-    )
-    sparse_layers(loaded.model)  # refuses what cannot be made sparse before anything is read
-    if not hasattr(loaded.model, "lm_head") and loaded.model.get_output_embeddings() is None:  # type: ignore[operator]
-        raise JomaError(f"{asked.model} has no head that predicts tokens: its loss is not defined")
-    special = loaded.special_tokens
-    length = asked.window if loaded.context is None else min(asked.window, loaded.context)
-    plain = length - special.count
-    if plain < 2:
-        raise JomaError(f"--window must be at least {special.count + 2}, got {asked.window}")
-    found = []
-    for text, most, what in (
-        (fitting, asked.tokens, "--corpus"),
-        (judging, asked.held_out_tokens, "the held-out text"),
-    ):
-        tokens = loaded.encode(text, special=False)
-        if len(tokens) < 2 * plain:
-            raise JomaError(
-                f"{what} must have at least two windows of {plain} tokens, got {len(tokens)} tokens"
-            )
-        # Each begins as the model's texts do: Gemma is lost without its <bos>.
-        found.append(special.around_each(windows(tokens, plain, max(2, most // length))))
-    return loaded, found[0], found[1]
+    file: Path = cmd.argument("FILE", f"A {FILE}, or its run folder.")
+    json: bool = cmd.json_flag()
 
+    def run(self) -> None:
+        """Print the facts of the file."""
+        from joma.inference.sparsify import load_predictors
 
-def _texts(asked: _Asked) -> tuple[str, str]:
-    """Return the text to fit on and the one to judge on, no part of which is in both."""
-    from joma.data.text import read_text
-
-    def some(text: str, tokens: int) -> str:
-        return text[: _CHARACTERS * tokens]
-
-    if asked.held_out is not None:
-        if asked.held_out == asked.corpus:
-            raise JomaError(
-                f"--held-out must be another text than --corpus, got {asked.corpus!r} for both"
-            )
-        fitting, judging = read_text(_part(asked.corpus, "train")), read_text(asked.held_out)
-    elif _has_parts(asked.corpus):
-        fitting = read_text(f"{asked.corpus}:train")
-        judging = read_text(f"{asked.corpus}:test")
-    else:
-        text = read_text(asked.corpus)
-        cut = int((1 - _HELD_OUT_SHARE) * len(text))
-        fitting, judging = text[:cut], text[cut:]
-    return some(fitting, asked.tokens), some(judging, asked.held_out_tokens)
+        path = self.file / FILE if self.file.is_dir() else self.file
+        predictors = load_predictors(path)
+        record = {"file": str(path), **asdict(predictors.facts), "rank": predictors.facts.rank}
+        record["predictor_bytes"] = predictors.nbytes
+        if self.json:
+            _render.as_json(record)
+            return
+        sizes = record["neurons"]
+        record["neurons"] = sizes[0] if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
+        rows = [(name.replace("_", " "), value) for name, value in record.items()]
+        _render.put(_render.table(("", ""), rows, left=2))
 
 
 def _has_parts(corpus: str) -> bool:
@@ -286,133 +245,85 @@ def _has_parts(corpus: str) -> bool:
     return (known and ":" not in corpus.removeprefix("hub:")) or Path(corpus).is_dir()
 
 
-def _part(corpus: str, part: str) -> str:
-    return f"{corpus}:{part}" if _has_parts(corpus) else corpus
-
-
-def _make(
-    asked: _Asked,
-    settings: "FitSettings",
-    loaded: "Loaded",
-    fitting: "Tensor",
-    judging: "Tensor",
-    path: Path,
-    report: Report,
-) -> dict[str, Any]:
-    """Fit, save and judge; return the record."""
-    from joma.inference.sparsify import fit as fit_predictors
-    from joma.inference.sparsify import layer_quality, load_predictors, perplexity_cost
-
-    predictors = fit_predictors(
-        loaded.model,
-        fitting,
-        settings,
-        source=asked.model,
-        corpus=asked.corpus,
-        progress=report,
+def _finding(record: Mapping[str, Any]) -> str:
+    """Return in one sentence what the predictors cost, and whether they beat a fixed set."""
+    costs = {one["selection"]: one for one in record["perplexity"]}
+    dense, own, oracle = costs["dense"], costs["predicted"], costs["oracle"]
+    left = f"{record['mlp_sparsity']:.0%} of the neurons"
+    if record["heads_sparsity"] is not None:
+        left += f" and {record['heads_sparsity']:.0%} of the heads"
+    said = (
+        f"leaving out {left}, predicted a layer ahead, changes perplexity on held-out text from "
+        f"{dense['perplexity']:.4g} to {own['perplexity']:.4g} ({own['cost']:+.3f} ± "
+        f"{own['standard_error']:.3f} nats a token, standard error over {len(own['losses'])} "
+        f"windows; the oracle's choice costs {oracle['cost']:+.3f})."
     )
-    predictors.save(path)
-    device = next(loaded.model.parameters()).device
-    predictors = load_predictors(path, device)  # what is judged is what the file holds
-    layers = layer_quality(loaded.model, predictors, judging, progress=report)
-    costs = perplexity_cost(
-        loaded.model,
-        predictors,
-        judging,
-        mlp=asked.mlp_sparsity,
-        heads=asked.heads_sparsity,
-        seed=asked.seed,
-        progress=report,
-    )
-    record = {
-        "model": asked.model,
-        "file": str(path),
-        **_facts(predictors),
-        "window": judging.shape[1],
-        "held_out_tokens": judging.numel(),
-        "layers": [dataclasses.asdict(one) for one in layers],
-        "perplexity": [dataclasses.asdict(one) for one in costs],
-    }
-    record["finding"] = finding(record)
-    return record
+    if "static" not in costs:
+        return said
+    gaps = [a - b for a, b in zip(costs["static"]["losses"], own["losses"], strict=True)]
+    gap, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    does = "no difference beyond two standard errors"
+    if abs(gap) > 2 * error:
+        does = "more" if gap > 0 else "less"
+    return f"{said} A fixed set of neurons costs {costs['static']['cost']:+.3f}, {does}."
 
 
-def _facts(predictors: "Predictors") -> dict[str, Any]:
-    facts = predictors.facts
-    kept = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "tokens", "corpus", "dtype", "gated")
-    return {
-        **{name: getattr(facts, name) for name in kept},
-        "rank": facts.rank,
-        "predictor_bytes": predictors.nbytes,
-    }
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns; a column that holds several numbers becomes several."""
+    from joma.inference.sparsify import TOP
+
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name == "top_energy":
+                for top, energy in zip(TOP, value, strict=True):
+                    found.setdefault(f"top_{100 * top:.0f}_energy", []).append(energy)
+            elif name != "losses":
+                found.setdefault(name, []).append(value)
+    return {name: values for name, values in found.items() if None not in values}
 
 
-def _plan(
-    asked: _Asked,
-    loaded: "Loaded",
-    fitting: "Tensor",
-    judging: "Tensor",
-    out: Path | None,
-    json: bool,
-) -> None:
-    """Print what the fit takes."""
-    from joma.inference.sparsify import rank_of, sparse_layers
-    from joma.runs import default_folder
-
-    layers = sparse_layers(loaded.model)
-    rank = rank_of(asked.rank_ratio, layers[0].width)
-    parameters = sum((rank + 1) * (it.width + it.neurons) for it in layers)
-    needed = 2 * fitting.numel() * sum(2 * it.width + it.neurons for it in layers)
-    plan = {
-        "model": asked.model,
-        "run": str(out or default_folder(NAME)),
-        "device": next(loaded.model.parameters()).device.type,
-        "layers": len(layers),
-        "width": layers[0].width,
-        "neurons": layers[0].neurons,
-        "rank": rank,
-        "predictor_parameters": parameters,
-        "tokens": fitting.numel(),
-        "held_out_tokens": judging.numel(),
-        "about_bytes": min(needed, 2**31),
-    }
-    if json:
-        _show.as_json(plan)
-        return
-    _show.say(f"{NAME}: {asked.model} → {plan['run']}")
-    _show.say(
-        f"  {len(layers)} layers of width {plan['width']} with {plan['neurons']} neurons; rank "
-        f"{rank}, {parameters / 1e6:.2f} million parameters of predictors"
-    )
-    _show.say(
-        f"  fits on {plan['tokens']:,} tokens, judges on {plan['held_out_tokens']:,}, on "
-        f"{plan['device']}; holds {plan['about_bytes'] / 2**30:.1f} GiB of observations at a time"
-    )
+_RECALLED = {
+    "recall": "recall",
+    "recall, fixed set": "static_recall",
+    "energy kept": "energy",
+    "by the oracle": "oracle_energy",
+    "by the fixed set": "static_energy",
+    "heads' recall": "heads_recall",
+}
+_SPREAD = {f"energy in top {top}%": f"top_{top}_energy" for top in (10, 25, 50)}
+_SPREAD |= {"neurons for 99%": "for_99", "exactly zero": "zero"}
 
 
-@app.command(
-    cls=PlainCommand,
-    short_help="Show what a file of predictors holds.",
-    epilog=f"Example: joma sparsify show runs/sparsify/{FILE}",
+def _print_record(record: Mapping[str, Any]) -> None:
+    """Print the layers, the perplexities and the finding."""
+    shares = _columns(record["layers"])
+    for headings in (_RECALLED, _SPREAD):
+        known = {heading: shares[name] for heading, name in headings.items() if name in shares}
+        rows = [
+            (str(layer), *(f"{value:.1%}" for value in values))
+            for layer, *values in zip(shares["layer"], *known.values(), strict=True)
+        ]
+        _render.put(_render.table(("layer", *known), rows, left=0), "")
+    rows = [
+        (
+            one["selection"],
+            f"{one['kept']:.1%}",
+            f"{one['perplexity']:#.4g}",
+            f"{one['loss']:.4f}",
+            f"{one['cost']:.4f}",
+            f"{one['standard_error']:.4f}",
+        )
+        for one in record["perplexity"]
+    ]
+    headings = ("neurons", "kept", "perplexity", "loss", "cost in nats", "± s.e.")
+    _render.put(_render.table(headings, rows), "")
+    _render.say(_render.sentence(record["finding"]))
+    _render.say(f"  {record['file']}")
+
+
+app = cmd.command_group(
+    "Leave out neurons that do not matter (Deja Vu).",
+    "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
+    {"fit": FitPredictors, "show": ShowPredictors},
 )
-def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"A {FILE}, or its run folder.")],
-    json: Json = False,
-) -> None:
-    """Show of which model predictors are, and how they were fitted."""
-    from joma.inference.sparsify import load_predictors
-
-    path = file / FILE if file.is_dir() else file
-    predictors = load_predictors(path)
-    facts = dataclasses.asdict(predictors.facts)
-    record = {"file": str(path), **facts, "rank": predictors.facts.rank}
-    record["predictor_bytes"] = predictors.nbytes
-    if json:
-        _show.as_json(plain(record))
-        return
-    table = _show.table("", "")
-    for name, value in record.items():
-        if name == "neurons":
-            value = value[0] if len(set(value)) == 1 else ", ".join(map(str, value))
-        table.add_row(name.replace("_", " "), _show.cell(value, "g"))
-    _show.put(table)

@@ -5,60 +5,30 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from joma.cli import _show
-from joma.cli._errors import EXIT_BAD_INPUT, command_line, reason
-from joma.cli._folders import check_folder, closing, interruptible, writing_to
-from joma.cli._options import Device, Json, Out, chosen_device, option
+from joma.cli import _command as cmd
+from joma.cli import _render
+from joma.cli._errors import EXIT_BAD_INPUT, command_line
 from joma.cli._progress import reports
-from joma.common.json_files import plain
+from joma.cli._run_folder import check_folder, closing, resumable, resume_command
 from joma.common.signals import exit_code
-from joma.common.text import duration
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import Run
     from joma.train.language import Config, Trained
 
-NAME = "train"
 PRESETS = ("tiny", "small", "neox-wikitext2")
 """A copy of their names, since the help must not import what trains them."""
 
 
-def _presets(incomplete: str) -> list[str]:
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def train(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CONFIG",
-            help=f"A TOML file, or one of {', '.join(PRESETS)}.",
-            autocompletion=_presets,
-        ),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        option(
-            "--set",
-            "SECTION.ENTRY=VALUE",
-            "Change a setting, as in training.steps=100; may be given several times.",
-        ),
-    ] = None,
-    device: Device = "auto",
-    out: Out = None,
-    json: Json = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Make a few steps, say what all would take, and stop."),
-    ] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Train(cmd.Command):
     """Train a language model on a text, with the monitor on.
 
     The run folder has what was measured, checkpoints to resume from, and in series/ the models of
@@ -66,96 +36,123 @@ def train(
     folder, and with the schedule constant also for more steps than before, or fewer.
     On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
     """
-    with _quiet_but_for_the_first():
-        from joma.train.language import changing, read_config
 
-        if config is None:
-            raise JomaError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
-        changes = change or []
-        settings = read_config(config, changes)
-        asked = _Asked(settings, chosen_device(device), out, json)
-        flags = [word for one in changes for word in ("--set", one)]
-        flags += ["--device", device] if device != "auto" else []
-        asked.words.extend([NAME, config, *flags, *(["--json"] if json else [])])
-        check_folder(out, NAME)
-        _check_length(out, settings)
-        check_folder(out, NAME, settings.sections(), changing=changing(settings))
-        if dry_run:
-            _estimate(asked)
-        else:
-            _train(asked)
+    summary = "Train a language model and watch it learn."
+    example = "train tiny --out first --set training.steps=100"
 
+    config: str | None = cmd.argument(
+        "CONFIG",
+        f"A TOML file, or one of {', '.join(PRESETS)}.",
+        default=None,
+        completion=cmd.completing(PRESETS),
+    )
+    change: list[str] | None = cmd.option(
+        "SECTION.ENTRY=VALUE",
+        "Change a setting, as in training.steps=100; may be given several times.",
+        name="--set",
+    )
+    device: str = cmd.device_option()
+    out: Path | None = cmd.out_option()
+    json: bool = cmd.json_flag()
+    dry_run: bool = cmd.flag("Make a few steps, say what all would take, and stop.")
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the user asked for.
+    def run(self) -> None:
+        """Train, or estimate what it takes; the first of several processes reports for all."""
+        with _quiet_but_for_the_first():
+            from joma.runs import Run, is_run
+            from joma.train.language import changing, check_length, read_config
 
-    Attributes:
-        config: The training.
-        device: Device to train on.
-        out: The run folder, if not the default.
-        json: Whether to answer in JSON.
-        words: The words of the command, but for --out.
-        begun: The run folder, once it is there.
-    """
+            if self.config is None:
+                raise JomaError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
+            config = read_config(self.config, self.change or [])
+            device = cmd.chosen_device(self.device)
+            check_folder(self.out, "train")
+            if self.out is not None and is_run(self.out) and (self.out / "config.json").is_file():
+                check_length(config, Run.open(self.out))
+            check_folder(self.out, "train", config.sections(), changing=changing(config))
+            if self.dry_run:
+                self._estimate(config, device)
+            else:
+                self._train(config, device)
 
-    config: "Config"
-    device: str
-    out: Path | None
-    json: bool
-    words: list[str] = field(default_factory=list)
-    begun: list[Path] = field(default_factory=list)
+    def _train(self, config: "Config", device: str) -> None:
+        from joma.runs import Run
+        from joma.train.findings import headline
+        from joma.train.language import changing, joined, train
 
-    def command(self) -> str:
-        """Return what to type to resume."""
-        folder = self.begun[0] if self.begun else self.out
-        line = command_line([*self.words, *([] if folder is None else ["--out", str(folder)])])
-        several = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
+        begun: dict[str, Path] = {}
 
-
-def _check_length(out: Path | None, config: "Config") -> None:
-    """Raise JomaError for another number of steps where the run in the folder cannot have it."""
-    from joma.runs import Run, is_run
-    from joma.train.language import check_length
-
-    if out is not None and is_run(out) and (out / "config.json").is_file():
-        check_length(config, Run.open(out))
-
-
-def _train(asked: _Asked) -> None:
-    from joma.runs import Run
-    from joma.train.language import changing, joined
-    from joma.train.language import train as train_model
-
-    with (
-        interruptible(asked.begun, lambda: f"Continue with: {asked.command()}"),
-        writing_to(None if asked.begun else asked.out),
-        _explaining_failed_writes(asked),
-        joined(asked.device) as processes,
-    ):
+        def resume() -> list[str]:
+            return [resume_command(begun.get("training") or self.out)]
 
         def begin() -> Run:
-            return Run.resume(
-                NAME,
-                asked.config.sections(),
-                out=asked.out,
-                device=asked.device,
-                changing=changing(asked.config),
-            )
+            sections, may_change = config.sections(), changing(config)
+            return Run.resume("train", sections, out=self.out, device=device, changing=may_change)
 
-        run = processes.first(begin)
-        if run is None:  # the first process alone writes and reports
-            train_model(asked.config, None, processes=processes)
+        with resumable(begun, resume, self.out), joined(device) as processes:
+            run = processes.first(begin)
+            if run is None:  # the first process alone writes and reports
+                train(config, None, processes=processes)
+                return
+            begun["training"] = run.path
+            with run.locked(), closing(run) as outcome:
+                with reports("train") as report, _warnings_said(report.say):
+                    trained = train(config, run, processes=processes, progress=report)
+                headlines = [headline(one) for one in trained.judgement.findings]
+                outcome.update(finding=_finding(trained), findings=headlines)
+                if trained.stopped is not None:
+                    outcome.update(status="stopped", stopped=trained.stopped)
+        if self.json:
+            _render.as_json(_record(run, trained))
+        else:
+            self._answer(config, run, trained)
+
+    def _answer(self, config: "Config", run: "Run", trained: "Trained") -> None:
+        from joma.train.language import SERIES
+
+        say = _render.say
+        resumed = f", resumed from step {trained.begun_at}" if trained.begun_at else ""
+        monitor = trained.monitor_seconds
+        say(
+            f"{_render.sentence(_finding(trained))}{resumed}. {trained.parameters / 1e6:.3g}M "
+            f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
+            f"{f', of them {monitor:.1f} for the monitor' if monitor else ''}."
+        )
+        for line in (*trained.lines, str(run.path)):
+            say(f"  {line}")
+        if trained.stopped is not None:
+            say(
+                f"Training stopped at step {trained.step} of {config.training.steps}, as "
+                f"monitor.stop_on asks: {trained.stopped}"
+            )
+            say(f"Its checkpoint is saved. Continue with: {resume_command(run.path)}")
+        probing = ["probe", "--series", str(run.path / SERIES)]
+        probing += ["--tokenizer", "bytes"] if config.data.tokenizer == "bytes" else []
+        say(f"Probe the series with: {command_line(probing)}")
+
+    def _estimate(self, config: "Config", device: str) -> None:
+        """Print what a training would take; of several processes, on one."""
+        if os.environ.get("RANK", "0") != "0":
             return
-        asked.begun.append(run.path)
-        with run.locked(), closing(run) as outcome:
-            with reports(NAME) as report, _warnings_after(report.say):
-                trained = train_model(asked.config, run, processes=processes, progress=report)
-            outcome.update(finding=_finding(trained), findings=_headlines(trained))
-            if trained.stopped is not None:
-                outcome.update(status="stopped", stopped=trained.stopped)
-    _answer(asked, run, trained)
+        from joma.runs import default_folder
+        from joma.train.language import estimate
+
+        with reports("train") as report:
+            report("make a few steps", 0, 1)
+            found = estimate(config, device)
+        record = {
+            "train": self.config,
+            "run": str(self.out or default_folder("train")),
+            "about_seconds": found.seconds,
+            "memory_bytes": found.memory,
+            "parameters": found.parameters,
+            "tokens": found.tokens,
+            "disk_bytes": found.disk,
+            "exports": found.exports,
+            "device": device,
+            "config": config.sections(),
+        }
+        _render.plan(record, json=self.json)
 
 
 @contextlib.contextmanager
@@ -174,52 +171,22 @@ def _quiet_but_for_the_first() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
-@contextlib.contextmanager
-def _explaining_failed_writes(asked: _Asked) -> Iterator[None]:
-    """Raise JomaError for a failed write of a training that has begun; it says what is safe."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if not asked.begun:
-            raise
-        from joma.runs import Run, is_run
-
-        folder = asked.begun[0]
-        if not is_run(folder):
-            raise JomaError(
-                f"run folder {folder} was removed or replaced while the training was writing to it"
-            ) from error
-        steps = Run.open(folder).checkpoints.steps
-        kept = f"what was learned up to step {steps[0]} is safe" if steps else "nothing is lost yet"
-        raise JomaError(
-            f"training stopped, {error.filename or folder}: {reason(error)}; {kept}, and once that "
-            f"is fixed `{asked.command()}` resumes from there"
-        ) from error
-
-
-class _Deferred(logging.Handler):
-    """Prints warnings of the monitor at once, and keeps others, which would disturb the bar."""
+class _Said(logging.Handler):
+    """Prints warnings above the bar."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
-        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
-        if record.name != "joma.monitor":
-            self.lines.append(line)
-            return
         with contextlib.suppress(OSError):  # nobody may be reading
-            self._say(_show.printable(line))
+            self._say(_render.printable(record.getMessage()))
 
 
 @contextlib.contextmanager
-def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
-    """Print warnings after the block, but those of the monitor at once."""
-    logger, handler = logging.getLogger("joma"), _Deferred(say)
+def _warnings_said(say: Callable[[str], None]) -> Iterator[None]:
+    """Print warnings of the block above the bar."""
+    logger, handler = logging.getLogger("joma"), _Said(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -227,8 +194,6 @@ def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-    for line in handler.lines:
-        _show.say(line, err=True)
 
 
 def _finding(trained: "Trained") -> str:
@@ -241,47 +206,13 @@ def _finding(trained: "Trained") -> str:
     return ", ".join(words)
 
 
-def _headlines(trained: "Trained") -> list[str]:
-    from joma.train.findings import headline
-
-    return [headline(one) for one in trained.judgement.findings]
-
-
-def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
+def _record(run: "Run", trained: "Trained") -> dict[str, Any]:
     from joma.train.language import SERIES
 
-    series = run.path / SERIES
-    bare = asked.config.data.tokenizer == "bytes"
-    probing = command_line(
-        ["probe", "--series", str(series), *(["--tokenizer", "bytes"] if bare else [])]
-    )
-    if asked.json:
-        _show.as_json(plain(_record(run, trained, series)))
-        return
-    resumed = f", resumed from step {trained.begun_at}" if trained.begun_at else ""
-    monitor = trained.monitor_seconds
-    _show.say(
-        f"{_show.sentence(_finding(trained))}{resumed}. {trained.parameters / 1e6:.3g}M "
-        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
-        f"{f', of them {monitor:.1f} for the monitor' if monitor else ''}."
-    )
-    for line in trained.lines:
-        _show.say(f"  {line}")
-    _show.say(f"  {run.path}")
-    if trained.stopped is not None:
-        _show.say(
-            f"Training stopped at step {trained.step} of {asked.config.training.steps}, as "
-            f"monitor.stop_on asks: {_show.printable(trained.stopped)}"
-        )
-        _show.say(f"Its checkpoint is saved. Continue with: {asked.command()}")
-    _show.say(f"Probe the series with: {probing}")
-
-
-def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
     names = ("begun_at", "step", "parameters", "loss", "validation_loss")
     return {
         "run": str(run.path),
-        "series": sorted(str(path) for path in series.glob("step-*")),
+        "series": sorted(str(path) for path in (run.path / SERIES).glob("step-*")),
         **{name: getattr(trained, name) for name in names},
         "tokens_per_second": round(trained.tokens_per_second, 1),
         "seconds": round(trained.seconds, 2),
@@ -290,34 +221,3 @@ def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
         "stopped": trained.stopped,
         "refused": list(trained.refused),
     }
-
-
-def _estimate(asked: _Asked) -> None:
-    """Print what a training would take; of several processes, on one."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    from joma.runs import default_folder
-    from joma.train.language import estimate
-
-    with reports(NAME) as report:
-        report("make a few steps", 0, 1)
-        found = estimate(asked.config, asked.device)
-    folder = asked.out or default_folder(NAME)
-    if asked.json:
-        record = {"about_seconds": found.seconds, "memory_bytes": found.memory}
-        record |= {"parameters": found.parameters, "tokens": found.tokens}
-        record |= {"disk_bytes": found.disk, "exports": found.exports, "device": asked.device}
-        _show.as_json({"run": str(folder), **record, "config": asked.config.sections()})
-        return
-    memory = "unknown" if found.memory is None else f"about {found.memory / 1e9:.2g} GB"
-    _show.say(
-        f"{found.parameters / 1e6:.3g}M parameters, {found.tokens / 1e6:.3g}M tokens in "
-        f"{asked.config.training.steps} steps → {folder}"
-    )
-    _show.say(
-        f"  about {duration(found.seconds)} on {asked.device}, as a few steps went, "
-        f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
-    )
-    for name, section in asked.config.sections().items():
-        entries = ", ".join(f"{key} {value}" for key, value in section.items())
-        _show.say(f"  [{name}] {entries}")

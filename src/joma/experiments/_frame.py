@@ -22,7 +22,7 @@ from joma.errors import JomaError
 from joma.experiments._experiment import Request
 from joma.models import Transformer, TransformerConfig
 from joma.runs import Run
-from joma.train import Ensemble, Training, fit_together
+from joma.train import Ensemble, fit
 
 FRESH_STEP = 2**40
 """A step that no training reaches: its samples are new to every network."""
@@ -141,13 +141,11 @@ class NetworkGroup:
         name: The group's name.
         members: Cell and seed of each of its networks, in the order of the ensemble's members.
         prepare: Makes the networks, given the group's run.
-        can_share_gpu: Whether its networks are so few that they may train alongside others.
     """
 
     name: str
     members: Sequence[tuple[str, int]]
     prepare: Callable[[Run], GroupTraining]
-    can_share_gpu: bool = False
 
 
 def train_groups(
@@ -160,8 +158,6 @@ def train_groups(
 ) -> None:
     """Train groups, each in a run folder of its own, unless they are done already.
 
-    One after the other, but on a GPU those that can share it at the same time.
-
     Args:
         run: The experiment's run; a group's run is in its folder, `groups/GROUP`.
         groups: The groups.
@@ -173,7 +169,6 @@ def train_groups(
             has done is not done again: its metrics are copied.
     """
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
-    left: list[tuple[NetworkGroup, Run]] = []
     for group in groups:
         members = [{"cell": cell, "seed": seed} for cell, seed in group.members]
         config = {**settings, "measure_at": measure_at, "members": members, "group": group.name}
@@ -182,11 +177,7 @@ def train_groups(
         if groups_done(run, [group.name]):
             own.checkpoints.clear()  # in case it was killed just before it did
         elif not any(_copy_metrics(own, other) for other in _done_elsewhere(run, own, others)):
-            left.append((group, own))
-    shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
-    for together in [shared, *([one] for one in left if one not in shared)]:
-        if together:
-            _train(together, measure_at, request)
+            _train(group, own, measure_at, request)
 
 
 def train_cells(
@@ -214,46 +205,28 @@ def train_cells(
     train_groups(run, map(group, request.groups or groups), size, size.measure_at, request)
 
 
-def _train(
-    groups: Sequence[tuple[NetworkGroup, Run]], measure_at: Sequence[int], request: Request
-) -> None:
+def _train(group: NetworkGroup, own: Run, measure_at: Sequence[int], request: Request) -> None:
     on_gpu = request.device == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    names = ", ".join(group.name for group, _ in groups)
-    done: dict[str, int] = {}
-
-    def report(name: str) -> Callable[[int, int], None]:
-        def progress(step: int, steps: int) -> None:
-            done[name] = step
-            request.progress(f"train {names}", sum(done.values()), len(groups) * steps)
-
-        return progress
-
-    prepared = [group.prepare(own) for group, own in groups]
-    trainings = [
-        Training(
-            networks.ensemble,
-            own,
-            measure_at[-1],
-            measure=networks.measure,
-            measure_at=measure_at,
-            progress=report(group.name),
-        )
-        for (group, own), networks in zip(groups, prepared, strict=True)
-    ]
-    ended = fit_together(trainings)
-    for (_, own), networks, fit in zip(groups, prepared, ended, strict=True):
-        outcome = {
-            "status": "done",
-            "device": request.device,
-            "precision": networks.ensemble.precision,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
-            "together": len(groups),
-            **asdict(fit),
-        }
-        own.write_json("outcome", outcome)
-        own.checkpoints.clear()  # they serve to resume, and are large
+    networks = group.prepare(own)
+    ended = fit(
+        networks.ensemble,
+        own,
+        measure_at[-1],
+        measure=networks.measure,
+        measure_at=measure_at,
+        progress=lambda done, total: request.progress(f"train {group.name}", done, total),
+    )
+    outcome = {
+        "status": "done",
+        "device": request.device,
+        "precision": networks.ensemble.precision,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        **asdict(ended),
+    }
+    own.write_json("outcome", outcome)
+    own.checkpoints.clear()  # they serve to resume, and are large
 
 
 def _done_elsewhere(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:

@@ -25,6 +25,8 @@ def rows_of(vectors, place, stride, count, D: tl.constexpr, BLOCK_D: tl.constexp
     # 64-bit: place × stride passes 2³¹ beyond 524,288 keys at stride 4096
     address = vectors + place.to(tl.int64)[:, None] * stride + feature[None, :]
     inside = (place < count)[:, None]
+    if D == BLOCK_D:
+        return tl.load(address, mask=inside, other=0.0)
     return tl.load(address, mask=inside & (feature < D)[None, :], other=0.0)
 
 
@@ -34,6 +36,8 @@ def columns_of(vectors, place, stride, count, D: tl.constexpr, BLOCK_D: tl.const
     feature = tl.arange(0, BLOCK_D)
     address = vectors + place.to(tl.int64)[None, :] * stride + feature[:, None]
     inside = (place < count)[None, :]
+    if D == BLOCK_D:
+        return tl.load(address, mask=inside, other=0.0)
     return tl.load(address, mask=inside & (feature < D)[:, None], other=0.0)
 
 

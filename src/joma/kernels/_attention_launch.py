@@ -33,7 +33,7 @@ _LOG2E = 1.4426950408889634
 _LARGEST_HEAD = 256
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _FAR = 1 << 30
-"""A distance that no two places have."""
+"""Larger than any distance between two places."""
 _MOST_HEADS = 65535
 """Of all sequences together: what the second axis of a grid may have."""
 _LARGE_CAP = 200.0
@@ -41,7 +41,7 @@ _LARGE_CAP = 200.0
 _fitting = Fitting()
 
 
-class _Blocks(NamedTuple):
+class _BlockSizes(NamedTuple):
     """How a kernel divides queries and keys among programs.
 
     Attributes:
@@ -116,13 +116,13 @@ def row_statistics(
         ends = (min(first or 0, S), min(last or 0, S))
         kind = (query_BHTD.device, query_BHTD.dtype, *constants.values())
 
-        def over_rows(by: _Blocks) -> None:
+        def over_rows(by: _BlockSizes) -> None:
             row_kernel[(-(-T // by.outer), B * H)](
                 *given, masses, padding, extent, mask, tiles, *sizes, *bits, *ends, *sight,
                 MASSES=asked, BLOCK_T=by.outer, BLOCK_S=by.inner, num_stages=by.stages, **constants,
             )  # fmt: skip
 
-        def over_keys(by: _Blocks) -> None:
+        def over_keys(by: _BlockSizes) -> None:
             column_kernel[(-(-S // by.outer), B * H)](
                 *given, mass_received, padding, extent, mask, tiles, *sizes, *bits, *sight,
                 BLOCK_T=by.inner, BLOCK_S=by.outer, num_stages=by.stages, **constants,
@@ -142,12 +142,12 @@ def row_statistics(
     return [logsumexp, entropy, on_first, on_last, mass_received]
 
 
-def _ways(dtype: torch.dtype, head: int) -> tuple[_Blocks, ...]:
+def _ways(dtype: torch.dtype, head: int) -> tuple[_BlockSizes, ...]:
     """Return the blocks that were fastest of those tried, then such as take less of a GPU."""
-    smaller = _Blocks(32, 16, 1)
+    smaller = _BlockSizes(32, 16, 1)
     if dtype == torch.float32 or head > 128:
-        return _Blocks(TILE, 32, 2), smaller
-    return _Blocks(TILE, 128 if head <= 64 else 64, 3), smaller
+        return _BlockSizes(TILE, 32, 2), smaller
+    return _BlockSizes(TILE, 128 if head <= 64 else 64, 3), smaller
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 - `stable_rank` and the rest of `joma.probes.spectrum`: spectra of weights, with error bounds.
 - `embedding_overlap`, `activation_statistics`, `top_contexts`, `gradient_rank`: embeddings, MLP
   nodes and gradients.
-- `ncorr`, `NCorrAccumulator`: do hidden nodes learn the latents? With its controls `held_out` and
+- `ncorr`: do hidden nodes learn the latents? With its controls `held_out` and
   `shuffled`, without which the number says little, and `planted` for the power of the first.
-- `attention_by_height`, `AttentionByHeightAccumulator`: how far up the hierarchy attention reaches.
+- `attention_by_height`: how far up the hierarchy attention reaches.
 """
 
 import importlib
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
     )
     from joma.probes.attention_height import (
         AttentionByHeight,
-        AttentionByHeightAccumulator,
         attention_by_height,
     )
     from joma.probes.contexts import TopContexts, TopContextsAccumulator, top_contexts
     from joma.probes.controls import HeldOut, Shuffled, held_out, planted, shuffled
-    from joma.probes.correlation import NCorr, NCorrAccumulator, ncorr
+    from joma.probes.correlation import NCorr, ncorr
     from joma.probes.embedding import (
         EmbeddingOverlap,
         EmbeddingOverlapAccumulator,
@@ -69,7 +68,6 @@ __all__ = [
     "ActivationStatisticsAccumulator",
     "AttentionAccumulator",
     "AttentionByHeight",
-    "AttentionByHeightAccumulator",
     "AttentionCall",
     "AttentionMap",
     "AttentionMeans",
@@ -80,7 +78,6 @@ __all__ = [
     "HeldOut",
     "Measurement",
     "NCorr",
-    "NCorrAccumulator",
     "Shuffled",
     "StableRank",
     "Tap",

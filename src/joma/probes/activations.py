@@ -102,7 +102,7 @@ class ActivationStatisticsAccumulator:
         for share in self._top:
             if not 0 < share <= 1:
                 raise JomaError(f"top must be shares above 0 up to 1, got {share:g}")
-        self._sums: _Sums | None = None
+        self._sums: _ActivationSums | None = None
 
     def update(self, activations: Tensor, *, counted: Tensor | None = None) -> None:
         """Adds tokens; arguments as of `activation_statistics`, H as in earlier updates."""
@@ -133,8 +133,8 @@ class ActivationStatisticsAccumulator:
             zero=sums.zero / moments.count,
             near_zero=1 - float(sums.active.sum()) / moments.count,
             negative=sums.negative / moments.count,
-            mean=moments.mean * moments.unit,
-            std=math.sqrt(second) * moments.unit,
+            mean=moments.mean,
+            std=math.sqrt(second),
             kurtosis=fourth / second**2 if second > 0 else math.nan,
             top_energy={
                 share: energy / loud if loud else math.nan
@@ -146,26 +146,19 @@ class ActivationStatisticsAccumulator:
 
 
 @dataclass(frozen=True)
-class _Moments:
-    """Count, mean, and Σ (a − mean)ⁿ for n = 2, 3, 4, of activations divided by the unit.
-
-    The unit is a power of two near the largest, so that no power over- or underflows; 0 where all
-    are 0.
-    """
+class _PowerSums:
+    """Count, mean, and Σ (a − mean)ⁿ for n = 2, 3, 4."""
 
     count: int
-    unit: float
     mean: float
     squares: float
     cubes: float
     fourths: float
 
-    def __add__(self, other: "_Moments") -> "_Moments":
+    def __add__(self, other: "_PowerSums") -> "_PowerSums":
         """Those of both together (Pébay 2008): central, so that a large mean costs no digits."""
         if not self.count or not other.count:
             return self if self.count else other
-        unit = max(self.unit, other.unit)
-        self, other = self.measured_in(unit), other.measured_in(unit)
         n, m = self.count, other.count
         count, step = n + m, other.mean - self.mean
         cubes = (
@@ -182,24 +175,10 @@ class _Moments:
             + 4 * step * (n * other.cubes - m * self.cubes) / count
         )
         squares = self.squares + other.squares + step**2 * n * m / count
-        return _Moments(count, unit, self.mean + step * m / count, squares, cubes, fourths)
-
-    def measured_in(self, unit: float) -> "_Moments":
-        """The same in a larger unit."""
-        if unit == self.unit:
-            return self
-        ratio = self.unit / unit
-        return _Moments(
-            self.count,
-            unit,
-            self.mean * ratio,
-            self.squares * ratio**2,
-            self.cubes * ratio**3,
-            self.fourths * ratio**4,
-        )
+        return _PowerSums(count, self.mean + step * m / count, squares, cubes, fourths)
 
 
-class _Sums(NamedTuple):
+class _ActivationSums(NamedTuple):
     """Counts of entries and tokens, energies added up over tokens, and how often nodes are active.
 
     `energies` has one sum for each share of the nodes, `active` (H,) one count for each node.
@@ -211,15 +190,15 @@ class _Sums(NamedTuple):
     silent: int
     energies: Tensor
     active: Tensor
-    moments: _Moments
+    moments: _PowerSums
 
 
-def _added(one: tuple[Any, ...], other: tuple[Any, ...]) -> _Sums:
+def _added(one: tuple[Any, ...], other: tuple[Any, ...]) -> _ActivationSums:
     """Those of both together."""
-    return _Sums(*map(operator.add, one, other))
+    return _ActivationSums(*map(operator.add, one, other))
 
 
-def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
+def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _ActivationSums:
     tokens, nodes = rows.shape
     if rows.dtype != torch.float64:
         rows = rows.float()
@@ -232,7 +211,7 @@ def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
     shares = (sizes / largest.where(~silent, 1)).square_()
     energy = shares.sum(-1, keepdim=True)
     active = shares > near**2 * energy / nodes
-    return _Sums(
+    return _ActivationSums(
         tokens,
         rows.numel() - int(rows.count_nonzero()),
         int((rows < 0).count_nonzero()),
@@ -254,17 +233,15 @@ def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> Tensor:
     return torch.tensor([found[share] for share in top], dtype=torch.float64)
 
 
-def _moments(rows: Tensor) -> _Moments:
+def _moments(rows: Tensor) -> _PowerSums:
     if rows.numel() == 0:
-        return _Moments(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    largest = float(rows.abs().max())
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 0.0
-    centred = rows.double() / (unit or 1.0)
-    mean = centred.mean()
-    centred = centred - mean
-    squares = centred.square()
-    sums = (squares.sum(), (squares * centred).sum(), squares.square().sum())
-    return _Moments(rows.numel(), unit, float(mean), *map(float, sums))
+        return _PowerSums(0, 0.0, 0.0, 0.0, 0.0)
+    wide = rows.double()
+    mean = wide.mean()
+    wide = wide - mean
+    squares = wide.square()
+    sums = (squares.sum(), (squares * wide).sum(), squares.square().sum())
+    return _PowerSums(rows.numel(), float(mean), *map(float, sums))
 
 
 def _rows(activations: Tensor, counted: Tensor | None) -> Tensor:

@@ -156,7 +156,7 @@ def with_sinks(statistics: AttentionStatistics, sinks: Tensor) -> AttentionStati
     With w the share that stays on the keys, the entropy is w·E − w ln w − (1 − w) ln (1 − w).
 
     Args:
-        statistics: Of the keys alone.
+        statistics: Statistics over the keys, without the sink.
         sinks: (H,), the score of the sink of each head.
     """
     keys = statistics.logsumexp.double()

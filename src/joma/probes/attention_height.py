@@ -6,7 +6,6 @@ query and key, and compared with a row that spreads evenly over the keys it can 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,58 +63,23 @@ def attention_by_height(
         ValueError: also where a row that counts does not sum to 1, or puts attention on keys it
             cannot see.
     """
-    return _mean(_sums(attention, tokens, heights, levels, visible))
-
-
-class AttentionByHeightAccumulator:
-    """`attention_by_height` over batches, every row counting the same.
-
-    Args:
-        heights: (V, V), as of `attention_by_height`.
-        levels: how many heights, as of `attention_by_height`.
-    """
-
-    def __init__(self, heights: Tensor, levels: int | None = None) -> None:
-        self._heights, self._levels = _table(heights, levels)
-        self._sums: _Sums | None = None
-
-    def update(self, attention: Tensor, tokens: Tensor, *, visible: Tensor | None = None) -> None:
-        """Adds a batch; arguments as of `attention_by_height`."""
-        new = _sums(attention, tokens, self._heights, self._levels, visible)
-        if self._sums is None:
-            self._sums = new
-            return
-        have, given = self._sums.mass, new.mass
-        if have.shape != given.shape or have.device != given.device:
-            raise JomaError(
-                f"attention must make sums of shape {tuple(have.shape)} on {have.device} as "
-                f"before, got {tuple(given.shape)} on {given.device}"
-            )
-        self._sums = _Sums(*(one + other for one, other in zip(self._sums, new, strict=True)))
-
-    def compute(self) -> AttentionByHeight:
-        """`attention_by_height` of all batches so far."""
-        if self._sums is None:
-            raise JomaError("compute needs batches: call update first")
-        return _mean(self._sums)
-
-
-class _Sums(NamedTuple):
-    """Shares added up over rows: (..., 1 + levels), uncounted keys first; and how many rows."""
-
-    mass: Tensor
-    uniform: Tensor
-    queries: Tensor
-
-
-def _mean(sums: _Sums) -> AttentionByHeight:
-    if not (sums.queries > 0).all():
+    heights, levels = _table(heights, levels)
+    attention, tokens, visible = _checked(attention, tokens, heights, visible)
+    queries = (heights >= 0).any(-1)[tokens]
+    counted = queries.sum((-2, -1))
+    if not (counted > 0).all():
         raise JomaError(
             "tokens must hold a query that counts, one with a height ≥ 0 to some token, in every "
             "member; got only padding"
         )
-    mass, uniform = (part / sums.queries.unsqueeze(-1) for part in (sums.mass, sums.uniform))
-    return AttentionByHeight(mass[..., 1:], uniform[..., 1:], mass[..., 0], sums.queries)
+    attention = _rows_that_count(attention, visible, queries)
+    # Queries that do not count have height −1 to all keys: they add to no height.
+    height = heights[tokens.unsqueeze(-1), tokens.unsqueeze(-2)]
+    uniform = visible / visible.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
+    mass, uniform = (
+        _by_height(share, height, levels) / counted.unsqueeze(-1) for share in (attention, uniform)
+    )
+    return AttentionByHeight(mass[..., 1:], uniform[..., 1:], mass[..., 0], counted)
 
 
 def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
@@ -132,14 +96,9 @@ def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
     return heights, levels
 
 
-def _sums(
-    attention: Tensor,
-    tokens: Tensor,
-    heights: Tensor,
-    levels: int | None,
-    visible: Tensor | None,
-) -> _Sums:
-    heights, levels = _table(heights, levels)
+def _checked(
+    attention: Tensor, tokens: Tensor, heights: Tensor, visible: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     attention = _checks.tensor("attention", attention, 3)
     lead, length = attention.shape[:-2], attention.shape[-1]
     if not attention.is_floating_point() or attention.shape[-2] != length or 0 in attention.shape:
@@ -159,18 +118,7 @@ def _sums(
     if visible.dtype != torch.bool:
         raise JomaError(f"visible must be bool, got {visible.dtype}")
     _checks.one_device(attention=attention, tokens=tokens, heights=heights, visible=visible)
-    visible = _expanded("visible", visible, tuple(attention.shape))
-
-    queries = (heights >= 0).any(-1)[tokens]
-    attention = _rows_that_count(attention, visible, queries)
-    # Queries that do not count have height −1 to all keys: they add to no height.
-    height = heights[tokens.unsqueeze(-1), tokens.unsqueeze(-2)]
-    uniform = visible / visible.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
-    return _Sums(
-        _by_height(attention, height, levels),
-        _by_height(uniform, height, levels),
-        queries.sum((-2, -1)),
-    )
+    return attention, tokens, _expanded("visible", visible, tuple(attention.shape))
 
 
 def _by_height(share: Tensor, height: Tensor, levels: int) -> Tensor:

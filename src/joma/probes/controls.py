@@ -20,7 +20,15 @@ from torch import Tensor
 from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
-from joma.probes.correlation import CorrelationRows, Moments, against, centre, moments, rows
+from joma.probes.correlation import (
+    CorrelationRows,
+    Moments,
+    against,
+    centre,
+    inverse_root,
+    moments,
+    rows,
+)
 
 _AT_ONCE = {"cuda": 1 << 25}
 """Numbers in the largest tensor of the repeats that are computed together, for a GPU to be busy.
@@ -101,7 +109,7 @@ def held_out(
             for half in (first, ~first)
         ]
         chosen = _correlations_of_the_others_nodes(*halves)
-        varying = (halves[0].latents.squares > 0) & (halves[1].latents.squares > 0)
+        varying = (halves[0].latents > 0) & (halves[1].latents > 0)
         counted = varying.sum(-1)
         means.append(torch.where(varying, chosen, 0.0).sum(-1) / counted)
         counts.append(counted)
@@ -139,13 +147,13 @@ def shuffled(
             "latents must be equal in all rows of a group to be permuted over groups, got "
             f"{int((~alike).sum())} rows that differ from the first row of their group"
         )
-    columns, spread = centre(given.activations, given.weights)
+    columns, squares = centre(given.activations, given.weights)
     means = []
     for orders in _several(grouping.orders(repeats, seed), given):
         labels, members = (part.expand_as(orders) for part in (grouping.labels, grouping.members))
         source = members.gather(-1, orders.gather(-1, labels)).to(given.latents.device)
         moved, weights = (_repeated(part, len(orders)) for part in (given.latents, given.weights))
-        best = against(_take(moved, source), weights, columns, spread).correlations().amax(-1)
+        best = against(_take(moved, source), weights, columns, squares).correlations().amax(-1)
         means.append(best.mean(-1))
     return Shuffled(torch.cat(means).movedim(0, -1))
 
@@ -192,8 +200,8 @@ def planted(
 
 def _unit(columns: Tensor, weights: Tensor) -> Tensor:
     """Return columns (..., S, K), centred and of unit length in the weights; constant ones as 0."""
-    centred, spread = centre(columns, weights)
-    return centred * spread.inverse_norm().unsqueeze(-2)
+    centred, squares = centre(columns, weights)
+    return centred * inverse_root(squares).unsqueeze(-2)
 
 
 @dataclass(frozen=True, eq=False)

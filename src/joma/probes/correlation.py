@@ -62,39 +62,9 @@ def ncorr(latents: Tensor, activations: Tensor, weights: Tensor | None = None) -
     return _best(moments(rows(latents, activations, weights)))
 
 
-class NCorrAccumulator:
-    """`ncorr` over rows that come in batches: equal to one call on all rows, to rounding.
-
-    It keeps moments of (..., N, H), not rows.
-    """
-
-    def __init__(self) -> None:
-        self._moments: Moments | None = None
-
-    def update(self, latents: Tensor, activations: Tensor, weights: Tensor | None = None) -> None:
-        """Adds rows; arguments as of `ncorr`, leading axes, N and H as in earlier updates."""
-        new = moments(rows(latents, activations, weights))
-        if self._moments is None:
-            self._moments = new
-            return
-        have, given = self._moments.products, new.products
-        if have.shape != given.shape or have.device != given.device:
-            raise JomaError(
-                f"latents and activations must make correlations of shape {tuple(have.shape)} on "
-                f"{have.device} as before, got {tuple(given.shape)} on {given.device}"
-            )
-        self._moments = combine(self._moments, new)
-
-    def compute(self) -> NCorr:
-        """`ncorr` of all rows so far."""
-        if self._moments is None:
-            raise JomaError("compute needs rows: call update first")
-        return _best(self._moments)
-
-
 def _best(moments: "Moments") -> NCorr:
     values, nodes = moments.correlations().max(-1)
-    varying = moments.latents.squares > 0
+    varying = moments.latents > 0
     return NCorr(values, nodes.where(varying, -1), varying)
 
 
@@ -148,109 +118,59 @@ def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Correl
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Spread:
-    """Where columns lie and how far they spread, all (..., K).
-
-    The mean is kept as a distance from the origin because it is known better than it could be
-    written next to a large offset. Each column has its own unit, a power of two near its largest
-    distance from the origin, so that no square over- or underflows.
+class Moments(NamedTuple):
+    """Centred co-moments in units of each column; 0 exactly where a column is constant.
 
     Attributes:
-        origin: value in the heaviest row.
-        unit: what distances from the origin are divided by.
-        mean: (mean − origin) / unit.
-        squares: Σ w ((x − mean) / unit)².
+        latents: Σ w (y − ȳ)², (..., N).
+        activations: Σ w (f − f̄)², (..., H).
+        products: Σ w (y − ȳ)(f − f̄), (..., N, H).
     """
 
-    origin: Tensor
-    unit: Tensor
-    mean: Tensor
-    squares: Tensor
-
-    def inverse_norm(self) -> Tensor:
-        """1 / √squares, and 0 for a constant column: it correlates with nothing."""
-        return torch.where(self.squares > 0, self.squares.rsqrt(), 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Total weight (...), the spread of latents and of nodes, Σ w (y − ȳ)(f − f̄) of (..., N, H).
-
-    The products are in the units of both.
-    """
-
-    weight: Tensor
-    latents: Spread
-    activations: Spread
+    latents: Tensor
+    activations: Tensor
     products: Tensor
 
     def correlations(self) -> Tensor:
-        """Pearson's correlation of every latent with every node, (..., N, H)."""
-        latents = self.latents.inverse_norm().unsqueeze(-1)
-        activations = self.activations.inverse_norm().unsqueeze(-2)
+        """Return Pearson's correlation of every latent with every node, (..., N, H)."""
+        latents = inverse_root(self.latents).unsqueeze(-1)
+        activations = inverse_root(self.activations).unsqueeze(-2)
         return (self.products * latents).mul_(activations).clamp_(-1, 1)
 
 
-def centre(values: Tensor, weights: Tensor) -> tuple[Tensor, Spread]:
-    """Columns (..., S, K) minus their weighted mean, in their units, and where they lie."""
+def inverse_root(squares: Tensor) -> Tensor:
+    """Return 1 / √squares, and 0 for a constant column: it correlates with nothing."""
+    return torch.where(squares > 0, squares.rsqrt(), 0.0)
+
+
+def centre(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return columns (..., S, K) minus their weighted mean, and their squares added up, (..., K).
+
+    Each column is in a unit of its own, a power of two, so that no square over- or underflows.
+    """
     heaviest = weights.argmax(-1)[..., None, None].expand(*weights.shape[:-1], 1, values.shape[-1])
-    origin = values.gather(-2, heaviest)
-    columns = values - origin
+    columns = values - values.gather(-2, heaviest)
     if not columns.isfinite().all():
         raise JomaError(
             "latents and activations must differ by less than float64 holds from row to row, got "
             f"{values.abs().max().item():.3g}"
         )
-    unit = _powers_of_two(columns.abs().amax(-2, keepdim=True))
-    columns = columns / unit
+    columns = columns / _powers_of_two(columns.abs().amax(-2, keepdim=True))
     weights = weights.unsqueeze(-2)
-    mean = weights @ columns / weights.sum(-1, keepdim=True)
-    columns -= mean
-    squares = weights @ columns.square()
-    flat = (part.squeeze(-2) for part in (origin, unit, mean, squares))
-    return columns, Spread(*flat)
+    columns -= weights @ columns / weights.sum(-1, keepdim=True)
+    return columns, (weights @ columns.square()).squeeze(-2)
 
 
 def moments(rows: CorrelationRows) -> Moments:
-    """Moments of one set of rows."""
+    """Return the moments of one set of rows."""
     return against(rows.latents, rows.weights, *centre(rows.activations, rows.weights))
 
 
-def against(latents: Tensor, weights: Tensor, columns: Tensor, spread: Spread) -> Moments:
-    """Moments of latents with nodes that are centred already."""
-    latent_columns, latent_spread = centre(latents, weights)
+def against(latents: Tensor, weights: Tensor, columns: Tensor, squares: Tensor) -> Moments:
+    """Return the moments of latents with nodes that are centred already."""
+    latent_columns, latent_squares = centre(latents, weights)
     products = (latent_columns * weights.unsqueeze(-1)).mT @ columns
-    return Moments(weights.sum(-1), latent_spread, spread, products)
-
-
-def combine(first: Moments, second: Moments) -> Moments:
-    """Moments of the rows of both (Chan, Golub and LeVeque 1979): means are subtracted."""
-    weight = first.weight + second.weight
-    part = second.weight / weight
-    cross = first.weight * part
-    latents, latent_step = _joined(first.latents, second.latents, part, cross)
-    activations, activation_step = _joined(first.activations, second.activations, part, cross)
-    step = latent_step.unsqueeze(-1) * activation_step.unsqueeze(-2)
-    parts = (
-        part.products
-        * (part.latents.unit / latents.unit).unsqueeze(-1)
-        * (part.activations.unit / activations.unit).unsqueeze(-2)
-        for part in (first, second)
-    )
-    products = sum(parts, cross[..., None, None] * step)
-    return Moments(weight, latents, activations, products)
-
-
-def _joined(first: Spread, second: Spread, part: Tensor, cross: Tensor) -> tuple[Spread, Tensor]:
-    """The spread of both, and how far the second's mean lies from the first's, in its unit."""
-    apart = second.origin - first.origin
-    unit = torch.maximum(torch.maximum(first.unit, second.unit), _powers_of_two(apart.abs()))
-    one, two = first.unit / unit, second.unit / unit
-    step = apart / unit + (second.mean * two - first.mean * one)
-    squares = first.squares * one.square() + second.squares * two.square()
-    squares = squares + cross.unsqueeze(-1) * step.square()
-    return Spread(first.origin, unit, first.mean * one + part.unsqueeze(-1) * step, squares), step
+    return Moments(latent_squares, squares, products)
 
 
 def _powers_of_two(sizes: Tensor) -> Tensor:

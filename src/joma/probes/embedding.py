@@ -22,9 +22,6 @@ QUANTILES = (0.5, 0.9, 0.99)
 BINS = 2**16
 """Quantiles are read from this many bins of [0, 1], so they are right to 1/BINS."""
 
-MATRIX_AT_MOST = 4096
-"""Rows up to which the whole table of cosines is handed out."""
-
 _BLOCK = 1024
 _PAIRS_AT_ONCE = 1024  # their vectors stay in a cache
 
@@ -43,7 +40,6 @@ class EmbeddingOverlap:
         seen: how many vectors were given.
         zeros: how many of those were zero, which have no direction and are left out.
         exact: whether every pair of the vectors given was compared.
-        matrix: cosines of all pairs, (V, V), where asked for; 0 where a vector is zero.
     """
 
     mean: float
@@ -55,7 +51,6 @@ class EmbeddingOverlap:
     seen: int
     zeros: int
     exact: bool
-    matrix: Tensor | None = None
 
 
 def embedding_overlap(
@@ -65,7 +60,6 @@ def embedding_overlap(
     exact_up_to: int = 8192,
     pairs: int = 2**18,
     quantiles: Sequence[float] = QUANTILES,
-    matrix: bool = False,
     seed: int = 0,
 ) -> EmbeddingOverlap:
     """|cosine| between vectors, over pairs of different vectors.
@@ -78,7 +72,6 @@ def embedding_overlap(
         exact_up_to: vectors of which all pairs are compared; of more, a sample.
         pairs: how many pairs a sample has, drawn independently; those of one token are dropped.
         quantiles: which to give, from 0 to 1.
-        matrix: whether to hand out all cosines as well, of at most `MATRIX_AT_MOST` vectors.
         seed: decides the sample.
 
     Raises:
@@ -91,10 +84,6 @@ def embedding_overlap(
     pairs = whole_number("pairs", pairs, 2)
     seed = whole_number("seed", seed, 0)
     shares = _shares(quantiles)
-    if matrix and len(vectors) > MATRIX_AT_MOST:
-        raise JomaError(
-            f"matrix must be False for more than {MATRIX_AT_MOST} vectors, got {len(vectors)}"
-        )
     kept = _not_zero(vectors)
     if len(kept) <= exact_up_to:
         units = _directions(vectors[kept])
@@ -109,7 +98,6 @@ def embedding_overlap(
         seen=len(vectors),
         zeros=len(vectors) - len(kept),
         exact=len(kept) <= exact_up_to,
-        matrix=_table(vectors, kept) if matrix else None,
     )
 
 
@@ -212,7 +200,7 @@ class _Sample:
 
 
 @dataclass
-class _Sums:
+class _PairSums:
     """Added up over pairs: |cosine|, cosine, its square, the bins; and |cosine| of each row."""
 
     bins: Tensor
@@ -247,13 +235,13 @@ class _Sums:
         self.pairs += cosines.numel()
 
 
-def _no_sums(units: Tensor) -> _Sums:
+def _no_sums(units: Tensor) -> _PairSums:
     bins = torch.zeros(BINS, dtype=torch.int64, device=units.device)
     rows = torch.zeros(len(units), dtype=torch.float64, device=units.device)
-    return _Sums(bins, rows, rows.clone())
+    return _PairSums(bins, rows, rows.clone())
 
 
-def _all_pairs(units: Tensor, tokens: Tensor | None) -> _Sums:
+def _all_pairs(units: Tensor, tokens: Tensor | None) -> _PairSums:
     sums = _no_sums(units)
     for first, second in _blocks(len(units)):
         cosines = units[first] @ units[second].mT
@@ -283,7 +271,7 @@ def _blocks(rows: int) -> Iterator[tuple[slice, slice]]:
 
 def _some_pairs(
     vectors: Tensor, kept: Tensor, tokens: Tensor | None, pairs: int, seed: int
-) -> _Sums:
+) -> _PairSums:
     """Independent pairs of different vectors among those kept."""
     sums, rows = _no_sums(vectors[:0]), len(kept)
     generator = torch.Generator().manual_seed(seed)
@@ -302,7 +290,7 @@ def _some_pairs(
     return sums
 
 
-def _summary(sums: _Sums, shares: tuple[float, ...], seen: int) -> dict[str, Any]:
+def _summary(sums: _PairSums, shares: tuple[float, ...], seen: int) -> dict[str, Any]:
     """What all pairs say together."""
     if sums.pairs == 0:
         raise JomaError(
@@ -319,14 +307,6 @@ def _summary(sums: _Sums, shares: tuple[float, ...], seen: int) -> dict[str, Any
         "quantiles": dict(zip(shares, values, strict=True)),
         "pairs": sums.pairs,
     }
-
-
-def _table(vectors: Tensor, kept: Tensor) -> Tensor:
-    """All cosines, with rows of 0 where a vector is zero."""
-    units = _directions(vectors[kept])
-    table = units.new_zeros(len(vectors), len(vectors))
-    table[kept[:, None], kept] = (units @ units.mT).clamp_(-1, 1)
-    return table
 
 
 def _vectors(vectors: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:

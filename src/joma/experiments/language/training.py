@@ -31,8 +31,6 @@ from joma.train import Ensemble
 CLIP = 0.5
 """The largest norm of a gradient."""
 
-_MAX_SHARED_LOGITS = 100_000
-"""Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
@@ -167,8 +165,6 @@ def train_groups(
             name,
             [(f"lr {named(rate)}", seed) for rate, seed in networks],
             lambda own: LanguageNetworks(own, name, text, request),
-            # Logits are most of the work: few of them leave a GPU partly idle.
-            can_share_gpu=len(networks) * setting.words <= _MAX_SHARED_LOGITS,
         )
 
     groups = [group(name) for name in names]

@@ -1,22 +1,18 @@
-"""Every metric, one file each: what it needs, how it is measured, and what people call it.
+"""Every metric: what it needs, how it is measured, and what people call it (see `_table`).
 
 Probes, the monitor, the command line, reports and the docs read this registry; none of them keeps a
-list of names. To add a metric of a kind that is there (see `Needs`), write one file in this folder
-that defines `METRIC`, and its test; `python tools/metrics_table.py` updates the tables of the docs.
-Importing this package imports no torch: a file imports what it measures with when it measures.
+list of names. Importing this package imports no torch.
 
 - `METRICS`: every `Metric` by name, in their order.
 - `PROBED`, `MONITORED`: those that a probe, and a monitor, can measure.
 - `checked`: names of a user, as metrics.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Iterable, Mapping
 
-from joma.common.renamed import renamed
 from joma.errors import JomaError
 from joma.probes.metrics._metric import BoundedValue, Cadence, Effort, Metric, Needs
+from joma.probes.metrics._table import TABLE
 
 __all__ = [
     "METRICS",
@@ -32,13 +28,7 @@ __all__ = [
 ]
 
 
-def _registered() -> dict[str, Metric]:
-    names = [found.name for found in pkgutil.iter_modules(__path__) if found.name[0] != "_"]
-    metrics = [importlib.import_module(f"{__name__}.{name}").METRIC for name in names]
-    return {metric.name: metric for metric in sorted(metrics, key=lambda it: it.order)}
-
-
-METRICS: Mapping[str, Metric] = _registered()
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
 """Every metric by name."""
 
 PROBED = {name: metric for name, metric in METRICS.items() if metric.probed}
@@ -72,6 +62,3 @@ def collected(metrics: Iterable[Metric]) -> dict[str, object]:
             joined = isinstance(value, tuple) and isinstance(before, tuple)
             found[name] = (*before, *value) if joined else value  # type: ignore[misc]
     return found
-
-
-__getattr__ = renamed(__name__, {"Estimate": "BoundedValue"})

@@ -72,7 +72,6 @@ class Metric:
 
     Attributes:
         name: What it is asked for by, and recorded under.
-        order: Its place among all metrics.
         sentence: What it is, for people.
         per: What there is a number for: "head, layer".
         column: Heading of a table column.
@@ -91,7 +90,6 @@ class Metric:
     """
 
     name: str
-    order: int
     sentence: str
     per: str
     column: str

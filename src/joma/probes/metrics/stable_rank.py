@@ -1,9 +1,9 @@
-"""Stable rank of weights."""
+"""Stable ranks of weights as a metric: of one matrix, of a spectrum, and measured repeatedly."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from joma.probes.metrics._metric import Effort, Metric
+from joma.probes.metrics._metric import Effort
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class StableRanks:
             anchor = rank.anchor
             assert anchor is not None, "kept for it alone"
             numbers = [getattr(rank, field) for field in _NUMBERS]
-            numbers += [anchor.vectors, anchor.ceiling]
+            numbers += [anchor.vectors, anchor.ceiling, anchor.scale]
             yield f"rank.{name}", torch.tensor(numbers, dtype=torch.float64)
             yield f"block.{name}", anchor.block_SB
             yield f"before.{name}", anchor.before_TB
@@ -86,23 +86,8 @@ class StableRanks:
             name = key.removeprefix("rank.")
             if not key.startswith("rank.") or f"before.{name}" not in state:
                 continue
-            value, bound, certain, top, frobenius, products, vectors, ceiling = numbers.tolist()
-            anchor = Anchor(state[f"block.{name}"], int(vectors), state[f"before.{name}"], ceiling)
+            value, bound, certain, top, frobenius, products, vectors, *rest = numbers.tolist()
+            anchor = Anchor(state[f"block.{name}"], int(vectors), state[f"before.{name}"], *rest)
             self._last[name] = StableRank(
                 value, bound, bool(certain), top, frobenius, int(products), anchor
             )
-
-
-METRIC = Metric(
-    name="stable_rank",
-    order=130,
-    sentence="‖W‖_F² / ‖W‖₂² of a weight, with its error bound",
-    per="weight",
-    column="rank",
-    needs="weights",
-    measure=measure,
-    by_default=True,
-    monitored="every measurement",
-    repeated=StableRanks,
-    of_spectrum=of_spectrum,
-)

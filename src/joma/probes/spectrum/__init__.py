@@ -1,25 +1,19 @@
-"""Spectra of weights: a value never comes without its error bound, and says what it is worth.
+"""Stable ranks, singular values, energies and effective ranks of weights, with error bounds.
 
 - `stable_rank`, `stable_ranks`: ‖A‖_F²/σ₁² by block Lanczos from a random start, with a bound that
   holds with probability 1 − 1e-6 whatever the matrix, or with a certificate.
-- `release`: frees the GPU memory that is kept between calls.
 - `singular_values`, `energy`, `effective_rank`: the top of the spectrum, its share, its entropy.
 
 Matrices may lie on a CPU or a GPU, in any floating-point type, whole or sharded (DTensor).
 """
 
-from joma.probes.spectrum.stable import (
-    FAILURE,
-    Anchor,
-    StableRank,
-    release,
-    stable_rank,
-    stable_ranks,
-)
+from joma.probes.spectrum.stable import FAILURE, stable_rank, stable_ranks
 from joma.probes.spectrum.values import (
+    Anchor,
     EffectiveRank,
     Energy,
     SingularValues,
+    StableRank,
     effective_rank,
     energy,
     singular_values,
@@ -34,7 +28,6 @@ __all__ = [
     "StableRank",
     "effective_rank",
     "energy",
-    "release",
     "singular_values",
     "stable_rank",
     "stable_ranks",

@@ -32,7 +32,10 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from scipy.special import gammaincinv
 from torch import Tensor
+
+from joma.probes.spectrum._matrix import Operator
 
 _KEPT = {torch.float32: 3e-5, torch.float64: 1e-7}
 """Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon.
@@ -43,50 +46,15 @@ _RIDGE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Directions below this share of ‖M‖ are rounding: they are not blown up to length 1."""
 _MARGIN = 1.01
 """By how much r·K must exceed 1."""
-_GAMMAINC_ERROR = 1e-9
-"""Quantiles from torch's incomplete gamma function are off by up to 2·10⁻¹⁰."""
+_STEPS = 12
+_MISS = 0.08
+"""Share of the tolerance by which the top eigenvalue within the basis may be missed."""
 
 
 @cache
 def chi_square_floor(degrees: int, failure: float) -> float:
-    """Return the quantile that a chi-square variable exceeds with probability 1 − failure.
-
-    Bisected, and never above the quantile itself; a first measurement that had to import SciPy
-    for it would take 0.13 s longer.
-    """
-
-    def is_below(x: float) -> bool:
-        half, bound = torch.tensor((degrees / 2, x), dtype=torch.float64, device="cpu")
-        return bool(torch.special.gammainc(half, bound) <= failure)
-
-    # P(a, x) ≤ xᵃ / Γ(a + 1): the quantile is not below where that is the failure.
-    low = math.exp((math.log(failure) + math.lgamma(degrees / 2 + 1)) * 2 / degrees)
-    high = max(2 * low, 1.0)
-    while is_below(high):
-        high *= 2
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return 2.0 * low * (1 - _GAMMAINC_ERROR)
-
-
-def next_check(checks: list[tuple[int, float]], tolerance: float) -> int:
-    """Return when to compute the bound again: bounds fall geometrically once they are finite.
-
-    Args:
-        checks: applications so far and what bound they gave, as a share of the value; may be ∞.
-        tolerance: wanted share.
-    """
-    now, share = checks[-1]
-    if math.isinf(share):
-        return 2 * now
-    then, before = checks[-2] if len(checks) > 1 else (now, math.inf)
-    if math.isinf(before) or before <= share:
-        # As if the first application had given a bound of 100%.
-        steps = (now - 1) * math.log(share / tolerance) / max(-math.log(share), 1e-6)
-        return now + max(1, min(math.ceil(now / 2), math.ceil(steps)))
-    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
-    return now + min(max(math.ceil(steps), 1), now)
+    """Return the quantile that a chi-square variable exceeds with probability 1 − failure."""
+    return 2.0 * float(gammaincinv(degrees / 2, failure)) * (1 - 1e-9)
 
 
 class Iterated(NamedTuple):
@@ -95,20 +63,63 @@ class Iterated(NamedTuple):
     Attributes:
         floor: σ₁²/‖A‖_F² is at least this.
         share: 1/floor exceeds the true stable rank by at most this share of it.
-        norm: ‖A‖_F.
         products: how often the matrix was multiplied with a block of vectors.
         vector_S: a unit vector near the top one.
     """
 
     floor: float
     share: float
-    norm: float
     products: int
     vector_S: Tensor
 
 
+def iterate(linear: Operator, tolerance: float, seed: int, failure: float) -> Iterated | None:
+    """Run block Lanczos until the bound is at most the tolerance.
+
+    There is no answer where the basis has no more room or the bounds stop falling.
+
+    Args:
+        linear: a matrix that is not 0.
+        tolerance: wanted bound as a share of the value.
+        seed: of the random start.
+        failure: probability, over the start, that the bound does not hold.
+    """
+    b = min(16, linear.side // 8)
+    last = linear.side // max(b, 1) - 1
+    # So short a side has no room to iterate in; a tolerance below the rounding cannot be met.
+    if b < 4 or linear.rounding >= tolerance:
+        return None
+    krylov = Krylov(linear.apply, gaussian(linear, b, seed))
+    shares: list[float] = []
+    check = 3
+    while krylov.applications < last:
+        krylov.extend()
+        if krylov.applications < min(check, last):
+            continue
+        top, x_S = krylov.ritz()
+        floor = linear.quotient(x_S)
+        ceiling = top * (1 + krylov.excess(top, tolerance, linear.rounding, failure))
+        share = ceiling / floor - 1 + linear.rounding if floor > 0 else -1.0
+        if share < 0:  # a ceiling below the floor, or none, is rounding that got out of hand
+            return None
+        if share <= tolerance:
+            return Iterated(floor, share, 2 * krylov.applications + 1, x_S)
+        shares.append(share)
+        if len(shares) > 2 and math.isfinite(shares[-3]) and min(shares[-2:]) >= shares[-3]:
+            return None  # the last two checks brought nothing: the rest is too small to build upon
+        check = krylov.applications + max(1, krylov.applications // 4)  # a check takes a few steps
+    return None
+
+
+def gaussian(linear: Operator, columns: int, seed: int) -> Tensor:
+    """Return a Gaussian start for a matrix, (s, columns)."""
+    dice = torch.Generator(linear.device).manual_seed(seed)
+    shape = (linear.side, columns)
+    return torch.randn(shape, generator=dice, device=linear.device, dtype=linear.dtype)
+
+
 class Krylov:
-    """A growing block Krylov basis.
+    """A growing block Krylov basis; small matrices are kept and factorised on the CPU, in float64.
 
     Args:
         apply: M of a block, (s, b) → (s, b).
@@ -118,19 +129,17 @@ class Krylov:
     def __init__(self, apply: Callable[[Tensor], Tensor], start_SB: Tensor) -> None:
         self._apply = apply
         self._b = start_SB.shape[-1]
-        self._blocks: list[Tensor] = []
-        """V_j, short columns included."""
-        self._kept: list[Tensor] = []
-        """Which columns of V_j are orthonormal, (b,); the others are short."""
+        self._basis_SN = start_SB[:, :0]
+        """All V_j, short columns included."""
+        self._kept_N = torch.zeros(0, dtype=torch.bool)
+        """Which columns are orthonormal; the others are short."""
         self._columns: list[Tensor] = []
         """Qᵀ·M·V_j over kept columns, ((j + 1)·b, b)."""
         self._scalings: list[Tensor] = []
-        """X of each block, in float64."""
-        root, _ = torch.linalg.cholesky_ex(_gram(start_SB), upper=True)
-        one = torch.eye(self._b, dtype=root.dtype, device=root.device)
-        scaling = torch.linalg.solve_triangular(root, one, upper=True)
-        self._append(start_SB, scaling, torch.ones(self._b, dtype=torch.bool, device=root.device))
-        self._size = one.new_zeros(())
+        """X of each block."""
+        root = torch.linalg.cholesky(_gram(start_SB).cpu(), upper=True)
+        self._append(start_SB, torch.linalg.inv(root), torch.ones(self._b, dtype=torch.bool))
+        self._size = 0.0
         """The largest ‖M·V_j‖ so far."""
 
     @property
@@ -140,37 +149,46 @@ class Krylov:
 
     def extend(self) -> None:
         """Apply M once more and append a block to the basis."""
-        all_SN = self._orthonormal(self.applications + 1)
+        all_SN = self._orthonormal()
         rest = self._apply(all_SN[:, -self._b :])
         first_NB = all_SN.mT @ rest
         rest = torch.addmm(rest, all_SN, first_NB, alpha=-1)
         # Once is not enough: what rounding leaves of the old directions would grow step by step.
         second_NB = all_SN.mT @ rest
         rest = torch.addmm(rest, all_SN, second_NB, alpha=-1)
-        column_NB = first_NB + second_NB
-        gram = _gram(rest)
-        for size in (column_NB[-self._b :].diagonal().amax(), gram.diagonal().amax().sqrt()):
-            self._size = torch.maximum(self._size, size.double())
+        small = torch.cat([(first_NB + second_NB).double(), _gram(rest)]).cpu()  # one wait
+        column_NB, gram = small[: -self._b], small[-self._b :]
+        sizes = (column_NB[-self._b :].diagonal().amax(), gram.diagonal().amax().sqrt())
+        self._size = max(self._size, *map(float, sizes), 1e-15)
         self._columns.append(column_NB)
         value_B, vector_BB = torch.linalg.eigh(gram)
-        squared = self._size.double().square().clamp(min=1e-30)
-        length_B = torch.maximum(value_B, squared * _RIDGE[rest.dtype] ** 2).sqrt()
-        self._append(rest, vector_BB / length_B, value_B > squared * _KEPT[rest.dtype] ** 2)
+        ridge, kept = (self._size * of[rest.dtype] for of in (_RIDGE, _KEPT))
+        length_B = value_B.clamp(min=ridge**2).sqrt()
+        self._append(rest, vector_BB / length_B, value_B > kept**2)
 
-    def ritz(self) -> tuple[Tensor, Tensor]:
-        """Return the top eigenvalue within the basis, in float64, and a unit vector close to it."""
-        project = self._projection().nan_to_num()  # what overflowed is found by its quotient
-        y_N = torch.linalg.eigh(project.double()).eigenvectors[:, -1].to(project.dtype)
-        x_S = (self._orthonormal(self.applications) @ y_N[:, None]).squeeze(-1)
-        length = torch.linalg.vector_norm(x_S).clamp(min=1e-30)
-        return (y_N[None] @ project @ y_N[:, None]).double().squeeze(), x_S / length
+    def ritz(self) -> tuple[float, Tensor]:
+        """Return the top eigenvalue within the basis, and a unit vector close to it."""
+        project = self._projection()
+        y_N = torch.linalg.eigh(project).eigenvectors[:, -1]
+        return float(y_N @ (project @ y_N)), self._vectors(y_N[:, None]).squeeze(-1)
 
     def top(self, k: int) -> Tensor:
         """Return unit vectors close to the k top eigenvectors, (s, k)."""
-        vector_NN = torch.linalg.eigh(self._projection().double()).eigenvectors
-        top_NK = vector_NN[:, -k:].flip(1).to(self._blocks[0].dtype)
-        x_SK = self._orthonormal(self.applications) @ top_NK
-        return x_SK / torch.linalg.vector_norm(x_SK, dim=0).clamp(min=1e-30)
+        vector_NN = torch.linalg.eigh(self._projection()).eigenvectors
+        return self._vectors(vector_NN[:, -k:].flip(1))
+
+    def excess(self, top: float, tolerance: float, slack: float, failure: float) -> float:
+        """Return how far above the estimate the top eigenvalue can lie, as a share of it.
+
+        It is ∞ where no value that is tried, and all beyond it, can be excluded.
+        """
+        powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64)
+        # K grows only beyond the top eigenvalue of the projection, which may be missed a little.
+        excess_G = max(tolerance - slack, 1e-6) * 0.98 * 1.5**powers
+        excess_G = excess_G.clamp(min=_MISS * tolerance)
+        out_G = self.excluded(top * (1 + excess_G), failure)
+        at = len(out_G) - int(out_G.flip(0).to(torch.int8).cummin(0).values.sum())
+        return float(excess_G[at]) if at < len(out_G) else math.inf
 
     def excluded(self, value_G: Tensor, failure: float) -> Tensor:
         """Return which values the top eigenvalue cannot have, where r·K(λ) ≻ 1.
@@ -184,16 +202,16 @@ class Krylov:
             failure: probability, over the start, that λ₁ is excluded wrongly.
         """
         G, b = len(value_G), self._b
-        value = value_G.double().reshape(G, 1, 1)
-        one = torch.eye(b, dtype=torch.float64, device=value.device)
+        value = value_G.reshape(G, 1, 1)
+        one = torch.eye(b, dtype=torch.float64)
         # P_0·P_0ᵀ = X·Xᵀ, so F = X⁻ᵀ and Fᵀ·P_0 = 1.
         factor = torch.linalg.inv_ex(self._scalings[0]).inverse.mT.expand(G, b, b)
         white = one.repeat(G, 1, 1)
-        for column, scaling, kept in zip(
-            self._columns, self._scalings[1:], self._kept[:-1], strict=True
+        kept = self._kept_N.double().split(b)
+        for column, scaling, kept_B in zip(
+            self._columns, self._scalings[1:], kept[:-1], strict=True
         ):
-            last = white[:, :, -b:] * kept.double()
-            new = (value * last - white @ column.double()) @ scaling
+            new = (value * (white[:, :, -b:] * kept_B) - white @ column) @ scaling
             root, _ = torch.linalg.cholesky_ex(one + new @ new.mT)
             white = torch.linalg.solve_triangular(root, torch.cat([white, new], -1), upper=False)
             factor = torch.linalg.solve_triangular(root, factor.mT, upper=False).mT
@@ -204,25 +222,29 @@ class Krylov:
     def _projection(self) -> Tensor:
         """Return Qᵀ·M·Q over kept columns, (N, N)."""
         count, b = self.applications, self._b
-        matrix = self._blocks[0].new_zeros(count * b, count * b)
+        matrix = torch.zeros(count * b, count * b, dtype=torch.float64)
         for j, column in enumerate(self._columns):
             matrix[: (j + 1) * b, j * b : (j + 1) * b] = column
             matrix[j * b : (j + 1) * b, : j * b] = column[: j * b].mT
-        return matrix
+        return matrix.nan_to_num()  # what overflowed is found by its quotient
 
     def _append(self, block: Tensor, scaling: Tensor, kept: Tensor) -> None:
-        self._blocks.append(block @ scaling.to(block.dtype))
+        self._basis_SN = torch.cat([self._basis_SN, block @ scaling.to(block)], -1)
         self._scalings.append(scaling)
-        self._kept.append(kept)
+        self._kept_N = torch.cat([self._kept_N, kept])
 
-    def _orthonormal(self, count: int) -> Tensor:
-        """Return the kept columns of the first blocks, zeros in place of the short ones, (s, N)."""
-        return torch.cat(self._blocks[:count], -1) * torch.cat(self._kept[:count])
+    def _orthonormal(self) -> Tensor:
+        """Return the kept columns of the basis, zeros in place of the short ones, (s, N)."""
+        return self._basis_SN * self._kept_N.to(self._basis_SN.device)
+
+    def _vectors(self, y_NK: Tensor) -> Tensor:
+        """Return unit vectors of these coefficients, (s, k)."""
+        x_SK = self._orthonormal()[:, : len(y_NK)] @ y_NK.to(self._basis_SN)
+        return x_SK / torch.linalg.vector_norm(x_SK, dim=0).clamp(min=1e-30)
 
     def _defect(self) -> float:
         """Return an upper bound of the greatest eigenvalue of Qᵀ·Q: 1 but for rounding."""
-        all_SN = torch.cat(self._blocks, -1)
-        return float((all_SN.mT @ all_SN).abs().sum(-1).amax())
+        return float((self._basis_SN.mT @ self._basis_SN).abs().sum(-1).amax())
 
 
 def _gram(block: Tensor) -> Tensor:

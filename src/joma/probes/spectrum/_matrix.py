@@ -1,13 +1,14 @@
-"""A matrix as the spectra use it: checked, with products, its norm and a Rayleigh quotient.
+"""A matrix as the spectra use it: checked, scaled, with products, its norm and its Gram matrix.
 
 The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short as they can be.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,25 +16,31 @@ from torch import Tensor
 from joma.common.float32 import float32_is_coarse, float32_products
 from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
-from joma.kernels.choice import has_kernels
 from joma.probes._checks import computable
 
+EPS = 2.0**-53
 _METHODS = ("auto", "lanczos", "exact")
 _LOCK = threading.RLock()
-"""Float32 settings and the buffers of captured graphs belong to the whole process."""
-_CHUNK = 1 << 20
-"""Entries of a half-precision matrix widened at a time on a CPU."""
-_PIECE = 1024
-"""Entries whose squares are added up in float32."""
-_NORM_KERNEL_FROM = 1 << 22
-"""Entries from which on the norm of a matrix on a GPU is taken by a kernel of our own."""
+"""Float32 settings belong to the whole process."""
+_USUAL = (1e-6, 1e6)
+"""Matrices whose largest entry lies outside are scaled, lest squares over- or underflow."""
+_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
+"""Entries of a matrix that are converted at a time."""
 
 
-def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Tensor:
-    """Return the matrix, detached and whole; integers become float64.
+class Scaled(NamedTuple):
+    """A matrix, detached and whole, and the power of two that it was divided by; 0 if it is 0."""
+
+    matrix: Tensor
+    scale: float
+
+
+def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Scaled:
+    """Return a matrix to compute with.
 
     Raises:
-        JomaError: It is none, or the method is unknown, or no method can reach the tolerance.
+        JomaError: It is none, or not finite, or the method is unknown, or no method can reach the
+            tolerance.
     """
     if method not in _METHODS:
         raise JomaError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
@@ -52,44 +59,34 @@ def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Te
     if matrix.is_complex():
         raise JomaError(f"matrix must be real numbers, got {matrix.dtype}")
     matrix = matrix.detach()
-    return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
-
-
-def check_finite(*norms: float) -> None:
-    """Raise JomaError where a norm shows that a matrix holds NaN or infinity."""
-    if not all(abs(norm) < float("inf") for norm in norms):
+    matrix = matrix if matrix.is_floating_point() else matrix.to(torch.float64)
+    largest = float(torch.stack(torch.aminmax(matrix)).double().abs().amax())
+    if not largest < math.inf:
         raise JomaError("matrix must be finite, got NaN or infinity")
+    if largest == 0 or _USUAL[0] <= largest <= _USUAL[1]:
+        return Scaled(matrix, float(largest > 0))
+    scale = math.ldexp(1.0, min(max(math.frexp(largest)[1], -1022), 1023))
+    return Scaled(matrix.double() / scale, scale)
 
 
 @contextmanager
 def plain_arithmetic(device: torch.device) -> Iterator[None]:
     """Compute in IEEE float32 on that device, without autocast and gradients, in one thread."""
-    # Only settings that differ are entered: entering all of them costs as much as a small kernel.
     with _LOCK, torch.no_grad(), ExitStack() as stack:
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
+        if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
         if float32_is_coarse():
             stack.enter_context(float32_products("ieee"))
         yield
 
 
-def power_of_two(exponent: Tensor) -> Tensor:
-    """Return 2ⁿ in float64 for integers n from −1022 to 1023, by its bits.
-
-    exp2 and ldexp are not exact on every device, and exp2 is compiled at its first call.
-    """
-    return (exponent.long() + 1023 << 52).view(torch.float64)
-
-
 class Operator:
-    """Products with one matrix, in float32 or float64.
-
-    Half-precision entries are widened a few rows at a time.
+    """Products with one matrix, in float32 or float64; others are converted a piece at a time.
 
     Attributes:
         side: length of the vectors, the shorter side.
+        inner: length of the longer side.
         dtype: of the vectors, float32 or float64.
         device: of the vectors.
         rounding: what rounding may hide of the top eigenvalue, as a share of it.
@@ -98,127 +95,110 @@ class Operator:
     def __init__(self, matrix_MN: Tensor) -> None:
         rows, columns = matrix_MN.shape
         self._matrix = matrix_MN if rows <= columns else matrix_MN.mT
-        self.side, self.device = min(rows, columns), matrix_MN.device
+        self.side, self.inner = self._matrix.shape
+        self.device = matrix_MN.device
         self.dtype = torch.float64 if matrix_MN.dtype == torch.float64 else torch.float32
         self.rounding = 1e-5 if self.dtype == torch.float32 else 1e-10
 
+    @cached_property
+    def frobenius(self) -> float:
+        """‖A‖_F, added up in float64."""
+        return math.sqrt(sum(part.double().square().sum() for part in self._pieces()))
+
     def apply(self, block_SB: Tensor) -> Tensor:
         """Return M of a block, for a matrix scaled to Frobenius norm 1."""
-        return self._scaled(self.along, self._scaled(self.across, block_SB))
+        return self.along(self.across(block_SB)) / self.frobenius**2
 
-    def quotient(self, x_S: Tensor) -> Tensor:
-        """Return ‖Aᵀx‖² of a unit vector for a matrix scaled to Frobenius norm 1, in float64."""
-        return self._scaled(self.across, x_S.unsqueeze(-1)).double().square().sum()
-
-    @cached_property
-    def frobenius(self) -> Tensor:
-        """‖A‖_F, in float64."""
-        turned = self._matrix if self._matrix.is_contiguous() else self._matrix.mT
-        if turned.dtype != torch.float64 and turned.is_contiguous():
-            if turned.is_cuda:
-                if turned.numel() < _NORM_KERNEL_FROM or not has_kernels(turned.device):
-                    return torch.linalg.vector_norm(turned, dtype=torch.float64)
-                from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
-
-                return _dither_kernel.frobenius(turned)
-            norm = torch.linalg.vector_norm(_norms_of_pieces(turned.flatten()))
-            if 1e-15 < float(norm) < 1e15:
-                return norm
-        most = torch.stack(torch.aminmax(self._matrix)).abs().amax().double()
-        total = torch.zeros_like(most)
-        for part in self._slices():
-            scaled = self._matrix[:, part].double() / most.clamp(min=1e-320)
-            total += scaled.square().sum()
-        return most * total.sqrt()
-
-    def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
-        """Return a product over ‖A‖_F; the block is scaled first, so that nothing overflows."""
-        before, after = self._factors
-        return product(block * before) * after
-
-    @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        norm = self.frobenius.clamp(min=1e-300)
-        least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
-        power = power_of_two((-norm.log2()).round().clamp(least, most))
-        return power.to(self.dtype), (1 / (power * norm)).to(self.dtype)
+    def quotient(self, x_S: Tensor) -> float:
+        """Return ‖Aᵀx‖² of a unit vector, for a matrix scaled to Frobenius norm 1."""
+        image = self.across(x_S.unsqueeze(-1)).double()
+        return float(image.square().sum()) / self.frobenius**2
 
     def across(self, block_SB: Tensor) -> Tensor:
-        """Return Aᵀ of a block, unscaled, in full precision."""
+        """Return Aᵀ of a block."""
         if self._matrix.dtype == self.dtype:
             return self._matrix.mT @ block_SB
-        if self._matrix.is_cuda:
-            return wide_product(self._matrix.mT, block_SB)
-        out_TB = block_SB.new_empty(self._matrix.shape[-1], block_SB.shape[-1])
-        for part in self._slices():
-            torch.matmul(self._matrix[:, part].to(self.dtype).mT, block_SB, out=out_TB[part])
-        return out_TB
+        return torch.cat([part.to(self.dtype).mT @ block_SB for part in self._pieces()])
 
     def along(self, block_TB: Tensor) -> Tensor:
-        """Return A of a block, unscaled, in full precision."""
+        """Return A of a block."""
         if self._matrix.dtype == self.dtype:
             return self._matrix @ block_TB
-        if self._matrix.is_cuda:
-            return wide_product(self._matrix, block_TB)
-        out_SB = block_TB.new_zeros(self.side, block_TB.shape[-1])
-        for part in self._slices():
-            out_SB.addmm_(self._matrix[:, part].to(self.dtype), block_TB[part])
+        out_SB, start = block_TB.new_zeros(self.side, block_TB.shape[-1]), 0
+        for part in self._pieces():
+            stop = start + part.shape[-1]
+            out_SB.addmm_(part.to(self.dtype), block_TB[start:stop])
+            start = stop
         return out_SB
 
-    def _slices(self) -> Iterator[slice]:
-        """Yield pieces of the longer side."""
-        step = max(1, _CHUNK // self.side)
-        for start in range(0, self._matrix.shape[-1], step):
-            yield slice(start, start + step)
+    def gram(self) -> Tensor:
+        """Return A·Aᵀ on the shorter side in float64."""
+        gram_SS = self._matrix.new_zeros(self.side, self.side, dtype=torch.float64)
+        for part in self._pieces():
+            wide = part.double()
+            gram_SS.addmm_(wide, wide.mT)
+        return gram_SS
+
+    def _pieces(self) -> tuple[Tensor, ...]:
+        """Return pieces of the longer side."""
+        at_once = _AT_ONCE.get(self.device.type, 1 << 20)
+        return self._matrix.split(max(1, at_once // self.side), dim=-1)
 
 
-def _norms_of_pieces(flat_N: Tensor) -> Tensor:
-    """Return norms of pieces of 1,024 entries, in float64.
+class Tops(NamedTuple):
+    """Certified bounds of L matrices.
 
-    A piece is added up in float32, which is fast; more entries of one size than that would add up
-    their rounding, too. Entries of another type go through one buffer.
+    Attributes:
+        floor: σ₁²/‖A‖_F² is at least this, (L,).
+        ceiling: σ₁²/‖A‖_F² is at most this, (L,).
+        norm: ‖A‖_F, (L,).
+        vector: unit vectors near the top eigenvectors of A·Aᵀ, (L, S).
     """
-    parts = []
-    buffer = torch.empty(_CHUNK, dtype=torch.float32, device=flat_N.device)
-    for part in flat_N.split(_CHUNK):
-        if part.dtype != torch.float32:
-            part = buffer[: len(part)].copy_(part)
-        whole = len(part) // _PIECE * _PIECE
-        for piece in (part[:whole].unflatten(0, (-1, _PIECE)), part[None, whole:]):
-            parts.append(torch.linalg.vector_norm(piece, dim=-1).double())
-    return torch.cat(parts)
+
+    floor: Tensor
+    ceiling: Tensor
+    norm: Tensor
+    vector: Tensor
 
 
-def wide_product(matrix: Tensor, block: Tensor) -> Tensor:
-    """Return the float32 product with a matrix on a GPU, which may be in half precision."""
-    if matrix.dtype == torch.float32:
-        return matrix @ block
-    parts: list[Tensor] = []
-    for _ in range(3):  # three parts of 8 bits or more are all of a float32
-        parts.append(block.to(matrix.dtype))
-        block = block - parts[-1].float()
-    product = torch.mm(matrix, torch.cat(parts, -1), out_dtype=torch.float32)
-    return sum(product.chunk(3, -1), start=block.new_zeros(()))
+def tops_by_squaring(matrices: list[Tensor], tolerance: float) -> Tops:
+    """Return bounds of the greatest singular values, by squaring in float64, rounding included.
 
+    Let P₀ = G/‖G‖_F for a Gram matrix G, and P_{j+1} = P_j²/n_j with n_j = ‖P_j²‖_F. The
+    eigenvectors stay, so the top eigenvalue has
 
-def weighted_entries(matrix: Tensor, top: float) -> float:
-    """Return an upper bound of √Σ a_ij²·u_i²·v_j² for the top singular vectors u, v.
+        ln λ(P₀) = Σ_{j<k} 2^{−j−1} ln n_j + 2^{−k} ln λ(P_k),
 
-    It is the largest entry where u and v could have all their weight there. But u_i = a_i·v/σ₁
-    for the row a_i, so u_i² ≤ ‖a_i‖²/σ₁²: the rows with the largest entries get as much weight as
-    that, until it adds up to 1; and so do columns. Outliers of trained weights need it.
+    and since ‖P_k‖_F = 1 and no eigenvalue is negative, 1/tr P_k ≤ λ(P_k) ≤ 1, where tr P_k ≤ √s
+    for s rows: the bounds close to a factor of s^{2^{−k}/2}, whatever the spectrum. All of it are
+    matrix products, which a GPU does for all matrices of a shape together.
 
     Args:
-        matrix: the matrix.
-        top: σ₁² is at least this.
+        matrices: of one shape, on one device, none of them 0.
+        tolerance: the bounds lie no further apart than this share.
     """
-    bounds = []
-    for dim in (0, 1):
-        low, high = torch.aminmax(matrix, dim=dim)
-        most, order = torch.maximum(high, -low).double().square().sort(descending=True)
-        norm = torch.linalg.vector_norm(matrix, dim=dim, dtype=torch.float64)
-        weight = (norm[order].square() / top).clamp(max=1.0)
-        before = weight.cumsum(0) - weight
-        weight = torch.minimum(weight, (1 - before).clamp(min=0.0))
-        bounds.append((weight * most).sum())
-    return math.sqrt(float(torch.stack(bounds).amin()))
+    linear = [Operator(matrix) for matrix in matrices]
+    power_LSS = torch.stack([of.gram() for of in linear])
+    side, inner = linear[0].side, linear[0].inner
+    total_L = power_LSS.diagonal(dim1=-2, dim2=-1).sum(-1)
+    size_L = torch.linalg.matrix_norm(power_LSS)
+    power_LSS /= size_L[:, None, None]
+    log_L = torch.zeros_like(size_L)
+    squarings = max(1, math.ceil(math.log2(math.log(side + 1) / tolerance)))
+    for j in range(squarings):
+        power_LSS = power_LSS @ power_LSS
+        norm_L = torch.linalg.matrix_norm(power_LSS)
+        power_LSS /= norm_L[:, None, None]
+        log_L += norm_L.log() * 2.0 ** (-j - 1)
+    diagonal_LS = power_LSS.diagonal(dim1=-2, dim2=-1)
+    ceiling_L = size_L / total_L * log_L.exp()
+    floor_L = ceiling_L * diagonal_LS.sum(-1).clamp(1.0, side**0.5) ** -(2.0**-squarings)
+    # |fl(AAᵀ) − AAᵀ| ≤ n·eps·|A||A|ᵀ, of norm n·eps·‖A‖_F² at most, and its trace, ‖A‖_F², is off
+    # by n·eps, too. |fl(P²) − P²| ≤ s·eps·|P|², of norm s·eps, where λ(P²) ≥ 1/s; the rounding of
+    # the j-th squaring counts 2^{−j−1}.
+    rounding = (1.1 * inner * (1 + ceiling_L) + ceiling_L * (4 * side * side + 64)) * EPS
+    # The power is nearly u·uᵀ: its longest column is nearly u.
+    best_L = diagonal_LS.argmax(-1)[:, None, None].expand(-1, side, 1)
+    vector_LS = torch.nn.functional.normalize(power_LSS.gather(-1, best_L).squeeze(-1), dim=-1)
+    floor_L = (floor_L - rounding).clamp(min=0)
+    return Tops(floor_L, ceiling_L + rounding, total_L.sqrt(), vector_LS)

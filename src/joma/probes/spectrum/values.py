@@ -1,22 +1,60 @@
 """Top singular values, the energy in the top directions, effective rank: each with its bound."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.probes.spectrum._certificate import gram_matrix
-from joma.probes.spectrum._krylov import Krylov
-from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
-from joma.probes.spectrum.stable import StableRank
+from joma.probes.spectrum._krylov import Krylov, gaussian
+from joma.probes.spectrum._matrix import EPS, Operator, checked, plain_arithmetic
 
 _LARGE = 2048
 """Shorter sides beyond this are not solved whole unless asked."""
-_EPS = 2.0**-53
-_ADDED_UP = 2e-5
-"""By how much of itself a square of a norm may be off that is added up in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """What is kept of a matrix: its leading vectors, a random start and what it made of it.
+
+    Attributes:
+        block_SB: leading vectors, then the columns of the start.
+        vectors: how many are leading vectors.
+        before_TB: zeros for the leading vectors, then Aᵀ of the start.
+        ceiling: upper bound of σ₁.
+        scale: what the matrix was divided by before.
+    """
+
+    block_SB: Tensor
+    vectors: int
+    before_TB: Tensor
+    ceiling: float
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class StableRank:
+    """‖A‖_F²/σ₁², 0 for a matrix of zeros.
+
+    Attributes:
+        value: the best estimate.
+        bound: |value − true| ≤ bound, in the sense `certain` says.
+        certain: True where the bound is a certificate; False where it holds with probability
+            1 − 1e-6 over the random start, whatever the matrix.
+        top: σ₁, at most.
+        frobenius: ‖A‖_F.
+        products: how often the matrix was multiplied with a block of vectors.
+        anchor: what `start=` needs of this result, where it was asked to be kept.
+    """
+
+    value: float
+    bound: float
+    certain: bool
+    top: float
+    frobenius: float
+    products: int
+    anchor: Anchor | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -108,18 +146,23 @@ def singular_values(
             `"auto"` iterates on matrices whose shorter side is above 2,048.
         seed: of the random start.
     """
-    matrix = checked(matrix, method, tolerance)
-    side = min(matrix.shape)
+    scaled = checked(matrix, method, tolerance)
+    side = min(scaled.matrix.shape)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
         raise JomaError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
-    with plain_arithmetic(matrix.device):
-        if method == "lanczos" or (method == "auto" and side > _LARGE):
-            found = _iterated(Operator(matrix), k, tolerance, seed)
-            if found is not None:
-                values, bounds, norm = found
-                return SingularValues(values, bounds, False, norm, _ADDED_UP)
-        values, bounds, norm = _all(matrix)
-    return SingularValues(values[:k], bounds[:k], True, norm, 1.1 * matrix.numel() * _EPS)
+    with plain_arithmetic(scaled.matrix.device):
+        found = None
+        if scaled.scale and (method == "lanczos" or (method == "auto" and side > _LARGE)):
+            found = _iterated(Operator(scaled.matrix), k, tolerance, seed)
+        if found is None:
+            found, _ = all_values(scaled.matrix)
+    scale = scaled.scale
+    return replace(
+        found,
+        values=found.values[:k] * scale,
+        bounds=found.bounds[:k] * scale,
+        frobenius=found.frobenius * scale,
+    )
 
 
 def energy(
@@ -132,46 +175,45 @@ def energy(
 
 def effective_rank(matrix: Tensor) -> EffectiveRank:
     """Return the effective rank, from all singular values, in float64."""
-    matrix = checked(matrix)
-    with plain_arithmetic(matrix.device):
-        values, bounds, norm = _all(matrix)
-    if norm == 0:
+    scaled = checked(matrix)
+    if scaled.scale == 0:
         return EffectiveRank(0.0, 0.0)
+    with plain_arithmetic(scaled.matrix.device):
+        found, _ = all_values(scaled.matrix)
+    values, bounds = found.values, found.bounds
     total = values.sum()
     share = values / total
-    entropy = -float(torch.xlogy(share, share).sum())  # entr is compiled at its first call
+    entropy = -float(torch.xlogy(share, share).sum())
     # To first order an error e of σ_i moves the entropy by e·(|ln p_i| + entropy)/Σσ.
     wide = (values + bounds).clamp(min=1e-300) / total
     move = float((bounds / total * (wide.log().abs() + entropy)).sum())
     return EffectiveRank(math.exp(entropy), math.exp(entropy) * math.expm1(2 * move))
 
 
-def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return all singular values, descending, bounds, and ‖A‖_F, by the Gram matrix in float64."""
-    gram, scale = gram_matrix(matrix)
+def all_values(matrix: Tensor, *, vector: bool = False) -> tuple[SingularValues, Tensor | None]:
+    """Return all singular values by the Gram matrix in float64, and a top vector if asked for."""
+    linear = Operator(matrix)
+    gram, vector_S = linear.gram(), None
+    if vector:
+        squares, vectors = torch.linalg.eigh(gram)
+        vector_S = vectors[:, -1]
+    else:
+        squares = torch.linalg.eigvalsh(gram)
+    squares = squares.flip(0).clamp(min=0)
     total = float(gram.diagonal().sum())
-    squares = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0)
-    side, inner = len(gram), matrix.numel() // len(gram)
     # Of the product, and of the eigenvalues, backward stable with a modest constant.
-    error = (1.1 * inner * total + 16 * side * float(squares[0])) * _EPS
+    error = (1.1 * linear.inner * total + 16 * linear.side * float(squares[0])) * EPS
     values = squares.sqrt()
     # |σ − σ̂| = |σ² − σ̂²|/(σ + σ̂), at most √error where both are small.
-    bounds = torch.minimum(error / values.clamp(min=1e-300), torch.tensor(math.sqrt(error)))
-    return values * scale, bounds * scale, math.sqrt(total) * scale
+    bounds = (error / values.clamp(min=1e-300)).clamp(max=math.sqrt(error))
+    rounding = 1.1 * matrix.numel() * EPS
+    return SingularValues(values, bounds, True, math.sqrt(total), rounding), vector_S
 
 
-def _iterated(
-    linear: Operator, k: int, tolerance: float, seed: int
-) -> tuple[Tensor, Tensor, float] | None:
-    """Return values, bounds and ‖A‖_F by block Lanczos; None where the basis has no more room."""
-    check_finite(norm := float(linear.frobenius))
-    if norm == 0:
-        nothing = torch.zeros(k, dtype=torch.float64, device=linear.device)
-        return nothing, nothing, 0.0
-    b = max(16, k + 8)
-    dice = torch.Generator(linear.device).manual_seed(seed)
-    like = {"generator": dice, "device": linear.device, "dtype": linear.dtype}
-    krylov = Krylov(linear.apply, torch.randn(linear.side, b, **like))
+def _iterated(linear: Operator, k: int, tolerance: float, seed: int) -> SingularValues | None:
+    """Return values and bounds by block Lanczos; None where the basis has no more room."""
+    b, norm = max(16, k + 8), linear.frobenius
+    krylov = Krylov(linear.apply, gaussian(linear, b, seed))
     while (krylov.applications + 2) * b <= linear.side:
         krylov.extend()
         if krylov.applications % 3:
@@ -185,5 +227,6 @@ def _iterated(
         values = squares.clamp(min=1e-300).sqrt()
         bounds = rest / values
         if bool((bounds <= tolerance * values).all()):
-            return values * norm, bounds * norm, norm
+            rounding = 1.1 * linear.side * linear.inner * EPS
+            return SingularValues(values * norm, bounds * norm, False, norm, rounding)
     return None

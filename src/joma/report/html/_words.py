@@ -107,7 +107,7 @@ def order_of(metric: str) -> tuple[int, int, str]:
     """Return what sorts charts: by section, then as the registry of metrics has them."""
     energy = _ENERGY.fullmatch(metric)
     known = METRICS.get("gradient_energy" if energy else metric)
-    place = 10**6 if known is None else known.order
+    place = 10**6 if known is None else list(METRICS).index(known.name)
     if metric == "loss":
         place = -1
     rank = f"{int(energy[1]):09d}" if energy else metric
