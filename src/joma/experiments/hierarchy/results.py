@@ -322,7 +322,7 @@ def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, Any]]:
     for name, of in results.items():
         for layer, curves in enumerate(of.layers):
             where = {"group": name, "layer": layer}
-            axes = {"height": HEIGHTS, "step": curves.steps}
+            axes: dict[str, Sequence[int]] = {"height": HEIGHTS, "step": curves.steps}
             entropy = np.broadcast_to(curves.entropy, curves.ratio.shape)
             measured = {"ratio": curves.ratio, "shuffled": curves.shuffled, "entropy": entropy}
             row: dict[str, Any] = where
