@@ -185,7 +185,7 @@ def test_a_model_held_out_is_ranked_by_the_others_alone():
     assert row.single["first"].value < -0.95
     assert row.combined is not None
     assert row.combined.value > 0.8
-    assert row.reliability > 0.9
+    assert row.halves.value > 0.9
 
 
 def test_windows_computed_anew_have_the_loss_of_their_own_text():

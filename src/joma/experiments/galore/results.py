@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 from joma.common.paired import Paired, paired
 from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._frame import groups_done
-from joma.experiments._tables import columns, mean_and_error
+from joma.experiments._tables import columns, concatenated, mean_and_error
 from joma.experiments.galore import (
     GROUPS,
     KEPT_MOMENTS,
@@ -44,6 +45,7 @@ that full rank is then not at its best, or both are far from what they can reach
 """
 MOST_BY_GAP = 0.005
 """Largest share of the loss by which the default gap may exceed the shortest gap that is tried."""
+SUBSPACES = ("gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank")
 WANTED_ERROR = 0.005
 """Standard error, as a share of the loss, below which a comparison of methods is precise."""
 
@@ -87,14 +89,25 @@ class GaloreResults:
         log = run.metrics.read(name)
         return log["step"], log["value"], log["module"]
 
+    @cached_property
+    def subspaces(self) -> dict[str, np.ndarray]:
+        """What was measured of gradients and weights in full rank, a row for each matrix."""
+        lagged = (f"captured_after_{lag}" for lag in self.size.lags)
+        found = []
+        for name, member in product((*SUBSPACES, *lagged), range(self.size.seeds)):
+            steps, values, modules = self.metric(name, "full", member)
+            where = {"measure": name, "seed": member, "step": steps}
+            found.append({**where, "matrix": modules.astype(str), "value": values})
+        return concatenated(found)
+
     def by_step(self, name: str, layer: int | None = None) -> dict[int, np.ndarray]:
         """Return a metric of full rank at each step, of all matrices (of a layer) of all seeds."""
-        found: dict[int, list[float]] = {}
-        for member in range(self.size.seeds):
-            for step, value, module in zip(*self.metric(name, "full", member), strict=True):
-                if layer is None or int(str(module).split(".")[0]) == layer:
-                    found.setdefault(int(step), []).append(float(value))
-        return {step: np.array(values) for step, values in sorted(found.items())}
+        table = self.subspaces
+        own = table["measure"] == name
+        if layer is not None:
+            own &= np.char.startswith(table["matrix"], f"{layer}.")
+        steps, values = table["step"][own], table["value"][own]
+        return {int(step): values[steps == step] for step in np.unique(steps)}
 
     def tried(self, method: Method) -> dict[LearningRate, float]:
         """Return the last loss at each learning rate that was tried of a method."""
@@ -397,7 +410,7 @@ def _signed(one: Paired) -> str:
 _NUMBERS = ("validation_loss", "steps", "parameters", "state_bytes", "seconds", "slowest")
 
 
-def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
+def tables(results: GaloreResults) -> dict[str, Mapping[str, Any]]:
     """Return every number of the figure: networks, learning curves and subspaces."""
     networks, curves = [], []
     for network, outcome in results.outcomes.items():
@@ -420,20 +433,5 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
             {"name": network.name, "step": int(step), "validation_loss": float(value)}
             for step, value in zip(log["step"], log["value"], strict=True)
         ]
-    made = {"networks": networks, "curves": curves, "subspaces": list(_subspaces(results))}
-    return {name: columns(rows) for name, rows in made.items() if rows}
-
-
-def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
-    names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
-    for name in (*names, *(f"captured_after_{lag}" for lag in results.size.lags)):
-        for member in range(results.size.seeds):
-            found = results.metric(name, "full", member)
-            for step, value, module in zip(*found, strict=True):
-                yield {
-                    "measure": name,
-                    "seed": member,
-                    "step": int(step),
-                    "matrix": str(module),
-                    "value": float(value),
-                }
+    made = {"networks": columns(networks), "curves": columns(curves)}
+    return {**made, "subspaces": results.subspaces} if networks else {}

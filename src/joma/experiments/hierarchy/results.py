@@ -17,7 +17,6 @@ from matplotlib.ticker import NullFormatter
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
 from joma.experiments._frame import groups_done, read_metric, train_cells
 from joma.experiments._tables import (
-    columns,
     concatenated,
     listed,
     long_table,
@@ -322,19 +321,18 @@ def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, Any]]:
     heights, seeds = [], []
     for name, of in results.items():
         for layer, curves in enumerate(of.layers):
-            where: dict[str, Any] = {"group": name, "layer": layer}
-            for i, at in np.ndindex(curves.ratio.shape[:2]):
-                row = {**where, "height": HEIGHTS[i], "step": curves.steps[at]}
-                for key, own in (
-                    ("ratio", curves.ratio[i, at]),
-                    ("shuffled", curves.shuffled[i, at]),
-                    ("entropy", curves.entropy[at]),
-                ):
-                    row |= {key: own.mean(), f"{key}_std": own.std(ddof=1)}
-                heights.append(row)
-            axes = {"height": HEIGHTS, "step": curves.steps, "seed": range(curves.ratio.shape[2])}
+            where = {"group": name, "layer": layer}
+            axes: dict[str, Sequence[int]] = {"height": HEIGHTS, "step": curves.steps}
+            entropy = np.broadcast_to(curves.entropy, curves.ratio.shape)
+            measured = {"ratio": curves.ratio, "shuffled": curves.shuffled, "entropy": entropy}
+            row: dict[str, Any] = where
+            for key, own in measured.items():
+                row = {**row, **long_table(own.mean(-1), key, **axes)}
+                row[f"{key}_std"] = own.std(-1, ddof=1).ravel()
+            heights.append(row)
+            axes["seed"] = range(curves.ratio.shape[2])
             seeds.append({**where, **long_table(curves.ratio, "ratio", **axes)})
-    return {"heights": columns(heights), "seeds": concatenated(seeds)}
+    return {"heights": concatenated(heights), "seeds": concatenated(seeds)}
 
 
 _STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}

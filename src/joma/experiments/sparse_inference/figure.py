@@ -88,7 +88,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
 
 def _reliabilities(models: Sequence[ModelResults]) -> str:
     rows = (row for row in layer_rankings(models) if row.policy == CUT_POLICIES[0])
-    return ", ".join(f"{TITLES[row.model]} {row.reliability:+.2f}" for row in rows)
+    return ", ".join(f"{TITLES[row.model]} {row.halves}" for row in rows)
 
 
 def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, Any]]:
     rankings = [
         {"model": row.model, "policy": row.policy, "predictor": [name], **asdict(one)}
         for row in layer_rankings(models)
-        for name, one in {**row.single, "combined": row.combined}.items()
+        for name, one in {**row.single, "combined": row.combined, "halves": row.halves}.items()
         if one is not None
     ]
     made = {"losses": losses, "streams": streams, "layers": layers, "rankings": rankings}

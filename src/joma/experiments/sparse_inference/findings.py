@@ -136,6 +136,9 @@ class Correlation:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
+NO_CORRELATION = Correlation(float("nan"), float("nan"), float("nan"))
+
+
 def spearman(x: Floats, y: Floats, seed: int = 0) -> Correlation:
     """Return the rank correlation with a percentile interval from layers drawn again.
 
@@ -148,7 +151,7 @@ def spearman(x: Floats, y: Floats, seed: int = 0) -> Correlation:
         seed: Decides the draws.
     """
     if len(x) < _LEAST or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return Correlation(float("nan"), float("nan"), float("nan"))
+        return NO_CORRELATION
     drawn = np.random.default_rng(seed).integers(0, len(x), (RESAMPLES, len(x)))
     ranks = [stats.rankdata(values[drawn], axis=1) for values in (x, y)]
     x_ranks, y_ranks = (own - own.mean(1, keepdims=True) for own in ranks)
@@ -198,15 +201,15 @@ class LayerRanking:
         policy: What one layer alone was cut to.
         single: Correlation of each predictor with the cost.
         combined: Of their combination, fitted on the other models; None with one model.
-        reliability: Of the costs on half of the windows with those on the other half: what a
-            perfect predictor of the costs could reach about.
+        halves: Of the costs on half of the windows with those on the other half, which a perfect
+            predictor of the costs would reach about.
     """
 
     model: str
     policy: str
     single: Mapping[str, Correlation]
     combined: Correlation | None
-    reliability: float
+    halves: Correlation
 
 
 def layer_rankings(models: Sequence[ModelResults]) -> list[LayerRanking]:
@@ -218,12 +221,12 @@ def layer_rankings(models: Sequence[ModelResults]) -> list[LayerRanking]:
         for model in models:
             columns = zip(PREDICTORS, model.features.T, strict=True)
             single = {name: spearman(own, costs[model.name]) for name, own in columns}
-            halves = [model.costs(policy)[:, half::2] for half in (0, 1)]
-            reliability = float("nan")
-            if halves[1].size:
-                reliability = spearman(halves[0].mean(1), halves[1].mean(1)).value
+            windows = model.costs(policy)
+            halves = NO_CORRELATION
+            if windows.shape[1] > 1:
+                halves = spearman(windows[:, ::2].mean(1), windows[:, 1::2].mean(1))
             best = combined.get(model.name)
-            found.append(LayerRanking(model.name, policy, single, best, reliability))
+            found.append(LayerRanking(model.name, policy, single, best, halves))
     return found
 
 
