@@ -157,29 +157,29 @@ def _small(query: Place) -> Architecture:
     )
 
 
-def test_mistakes_are_reported():
-    query = Place("b.{layer}.q", Part(0, 3, by_head=True))
-    small = _small(query)
-    with pytest.raises(ValueError, match="roles must be among"):
-        weights(["emb"], small, ["gate"])
-    with pytest.raises(ValueError, match="no parameter is named"):
-        weights(["other.emb"], small)
-    with pytest.raises(ValueError, match=r"query at b\.1\.q"):
-        weights(["emb", "b.0.q", "b.1.k"], small, ["query"], heads=1)
-    with pytest.raises(ValueError, match="none numbered 1"):
-        weights(["emb", "b.0.q", "b.2.q"], small, ["query"], heads=1)
-    with pytest.raises(ValueError, match="number of heads, got None"):
-        weights(["emb", "b.0.q"], small, ["query"])
-    with pytest.raises(ValueError, match="divisible by 6, got 4"):
-        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4, 2))
-    with pytest.raises(ValueError, match="must be a matrix"):
-        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4))
-    with pytest.raises(ValueError, match="index"):
-        Part(3, 3)
+QUERY = _small(Place("b.{layer}.q", Part(0, 3, by_head=True)))
+
+
+@pytest.mark.parametrize(
+    ("names", "heads", "message"),
+    [
+        (["other.emb"], None, "no parameter is named"),
+        (["emb", "b.0.q", "b.1.k"], 1, r"query at b\.1\.q"),
+        (["emb", "b.0.q", "b.2.q"], 1, "none numbered 1"),
+        (["emb", "b.0.q"], None, "number of heads, got None"),
+    ],
+)
+def test_names_that_do_not_fit_a_map_are_reported(names, heads, message):
+    with pytest.raises(ValueError, match=message):
+        weights(names, QUERY, ["query"], heads=heads)
+
+
+def test_matrices_that_do_not_fit_a_map_are_reported():
+    for shape, message in (((4, 2), "divisible by 6, got 4"), ((4,), "must be a matrix")):
+        with pytest.raises(ValueError, match=message):
+            weights(["emb", "b.0.q"], QUERY, ["query"], heads=2)[0].read(torch.zeros(shape))
     with pytest.raises(ValueError, match=r"key must have \{layer\} once"):
-        Architecture(**{**vars(small), "key": Place("k")})
-    with pytest.raises(ValueError, match="layer must be given"):
-        module_at(tiny("llama"), "layers.{layer}")
+        Architecture(**{**vars(QUERY), "key": Place("k")})
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as Fast
-from tokenizers import models, pre_tokenizers
 
 from joma.errors import JomaError
 from joma.models import WeightFiles, check_tokens, load, load_tokenizer, untrained, weights
@@ -17,7 +15,7 @@ from joma.models.hub import model_files
 from joma.models.loading import check_source, class_of
 from tests.architectures._models import build
 from tests.models.test_weight_files import Trap
-from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens
+from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens, word_tokenizer
 
 WORDS = ["<unk>", "once", "upon", "a", "time"]
 
@@ -28,11 +26,7 @@ def offline(monkeypatch):
 
 
 def _save_tokenizer(folder, words=WORDS):
-    fast = Fast(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>").save_pretrained(
-        folder
-    )
+    word_tokenizer(words).save_pretrained(folder)
 
 
 @pytest.fixture

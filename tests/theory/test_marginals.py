@@ -111,11 +111,6 @@ def test_sphere_constant_is_the_printed_double_factorial():
         assert sphere_constant(n) == pytest.approx(printed, rel=1e-12)
 
 
-def test_uniform_is_the_ball_of_one_dimension():
-    assert Uniform().pdf(0.3) == pytest.approx(0.5)
-    assert Uniform().pdf(1.1) == 0
-
-
 def test_densities_of_single_numbers_and_with_edges_anywhere():
     scalar = Density(pdf=lambda u: math.exp(-u) / 2)
     s = np.linspace(-3, 3, 7)
