@@ -269,8 +269,6 @@ def test_tokenizers_that_are_none(tmp_path, folder):
         load(folder)
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
         load_tokenizer(folder / "tokenizer.json")
-    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
-        load_tokenizer(tmp_path / "nowhere")
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     (tmp_path / "gpt2" / "tokenizer_config.json").write_text("{}")  # an empty one is made up of it
     with pytest.raises(ValueError, match=r"tokenizer of .*gpt2 is empty"):

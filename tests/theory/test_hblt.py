@@ -32,7 +32,7 @@ def nodes_of(tree: hblt.Tree) -> list[hblt.Node]:
 
 
 @given(st.integers(0, 10_000))
-@few
+@settings(max_examples=15, deadline=None)
 def test_joint_marginal_and_conditional_agree(seed: int):
     tree = random_tree(np.random.default_rng(seed))
     for a, b in product(nodes_of(tree), repeat=2):

@@ -87,7 +87,7 @@ def test_gaussian_mean_residual_far_out():
 
 
 def test_radial_densities_give_their_marginals():
-    s = np.linspace(-0.9, 0.9, 7)
+    s = np.array([-0.9, 0.2])
     ball = radial(lambda r: np.where(r <= 1, 2 / np.pi**2, 0.0), 4, breaks=[1.0])
     np.testing.assert_allclose(ball.theta1(s), Ball(4).theta1(s), atol=1e-7)
     normal = radial(lambda r: np.exp(-(r**2) / 2) / (2 * np.pi) ** 2.5, 5)
