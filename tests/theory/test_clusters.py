@@ -29,15 +29,6 @@ def test_expectations_in_a_subspace_see_the_projected_weight():
     np.testing.assert_allclose(moment, (active[:, None] * x).mean(axis=0), atol=1e-2)
 
 
-def test_expectations_vectorise_over_leading_axes():
-    v = np.random.default_rng(0).normal(size=(3, 5, 2))
-    activity, moment = clusters.expectations(StudentT(3), v, np.zeros(2), np.zeros((3, 5)))
-    assert activity.shape == (3, 5)
-    assert moment.shape == (3, 5, 2)
-    one = clusters.expectations(StudentT(3), v[1, 2], np.zeros(2), 0.0)
-    np.testing.assert_allclose(moment[1, 2], one.moment)
-
-
 def test_linear_activation_sees_the_mean_alone():
     mean = np.array([0.3, -0.7])
     activity, moment = clusters.expectations(Laplace(), [1.0, 2.0], mean, 0.1, slopes=(1.0, 1.0))

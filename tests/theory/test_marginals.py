@@ -19,7 +19,6 @@ from joma.theory.marginals import (
     StudentT,
     Uniform,
     radial,
-    sphere_constant,
 )
 
 FAMILIES: list[Marginal] = [
@@ -100,15 +99,6 @@ def test_radial_densities_give_their_marginals():
     np.testing.assert_allclose(
         radial(multivariate_t3, 3).theta2(s), StudentT(3).theta2(s), rtol=1e-6
     )
-
-
-def test_sphere_constant_is_the_printed_double_factorial():
-    for n in range(2, 12):
-        if n % 2 == 0:
-            printed = 2 ** (n / 2) * np.pi ** (n / 2 - 1) / special.factorial2(max(n - 3, 0))
-        else:
-            printed = 2 * np.pi ** ((n - 1) / 2) / special.factorial((n - 3) / 2)
-        assert sphere_constant(n) == pytest.approx(printed, rel=1e-12)
 
 
 def test_densities_of_single_numbers_and_with_edges_anywhere():
