@@ -5,12 +5,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments.claims import embeddings, joint
-from joma.experiments.claims.claim import (
-    ClaimMeasurement,
-    Formula,
-    Point,
-    measured,
-)
+from joma.experiments.claims.claim import ClaimMeasurement, Formula, Point, measured
 from joma.experiments.claims.reference.block import (
     PHI,
     POINTWISE,
@@ -19,16 +14,7 @@ from joma.experiments.claims.reference.block import (
     law_derivative,
     law_sizes,
 )
-from tests.adversary.domains import (
-    Domain,
-    Measure,
-    choice,
-    integer,
-    over,
-    real,
-    seed,
-    vector,
-)
+from tests.adversary.domains import Domain, Measure, choice, integer, over, real, seed, vector
 
 PARAMETERS: dict[str, Domain] = {
     "tokens": integer(1, 8),

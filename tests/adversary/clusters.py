@@ -7,24 +7,11 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims import clusters as checks
 from joma.experiments.claims import critical, stability
-from joma.experiments.claims.claim import (
-    ClaimMeasurement,
-    Formula,
-    Point,
-    measured,
-)
+from joma.experiments.claims.claim import ClaimMeasurement, Formula, Point, measured
 from joma.experiments.claims.critical import UNDECIDED
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.theory.marginals import Ball, Laplace, Marginal, Scaled
-from tests.adversary.domains import (
-    Domain,
-    choice,
-    integer,
-    matrix,
-    over,
-    real,
-    vector,
-)
+from tests.adversary.domains import Domain, choice, integer, matrix, over, real, vector
 
 FAMILY: dict[str, Domain] = {
     "family": choice("gaussian", "student", "laplace", "logistic", "ball"),

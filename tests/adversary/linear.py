@@ -8,24 +8,10 @@ from scipy import linalg
 
 from joma.errors import JomaError
 from joma.experiments.claims import linear as checks
-from joma.experiments.claims.claim import (
-    ClaimMeasurement,
-    Formula,
-    Point,
-    measured,
-    relative,
-)
+from joma.experiments.claims.claim import ClaimMeasurement, Formula, Point, measured, relative
 from joma.experiments.claims.reference.ode import solve
 from joma.theory import linear
-from tests.adversary.domains import (
-    Domain,
-    choice,
-    integer,
-    matrix,
-    over,
-    real,
-    vector,
-)
+from tests.adversary.domains import Domain, choice, integer, matrix, over, real, vector
 
 DELTA = vector(real(-3, 3, special=(0.0,)), integer(1, 8))
 

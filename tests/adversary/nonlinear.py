@@ -7,24 +7,11 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import (
-    ClaimMeasurement,
-    Formula,
-    Point,
-    difference,
-    measured,
-)
+from joma.experiments.claims.claim import ClaimMeasurement, Formula, Point, difference, measured
 from joma.experiments.claims.reference.eqn6 import slope_at, time_at, velocity
 from joma.experiments.claims.reference.ode import gauss, solve
 from joma.theory import as_printed as printed
-from tests.adversary.domains import (
-    Domain,
-    choice,
-    integer,
-    over,
-    real,
-    vector,
-)
+from tests.adversary.domains import Domain, choice, integer, over, real, vector
 
 
 def integral(

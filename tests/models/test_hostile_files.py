@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -15,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from tokenizers import Tokenizer as Fast
-from tokenizers import models, pre_tokenizers
 
+from tests.models import llama2c_reference
 from tests.models.hostile import QUICK, Case, Valid, cases
-from tests.models.tiny import VOCABULARY, tiny
+from tests.models.tiny import VOCABULARY, tiny, word_tokenizer
 
 pytest.importorskip("gguf", reason="GGUF files are read by the gguf package")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures memory as Linux tells it")
@@ -36,20 +33,12 @@ def valid_files(place: Path) -> Valid:
     folder = place / "valid"
     tiny("llama").save_pretrained(folder)
     words = ["<unk>", "<s>", "</s>", *(f"w{index}" for index in range(VOCABULARY - 3))]
-    fast = Fast(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=fast, unk_token="<unk>", bos_token="<s>"
-    ).save_pretrained(folder)
+    word_tokenizer(words, bos_token="<s>").save_pretrained(folder)
     llama2c = place / "valid.bin"
-    dim, hidden, layers, heads, words_, length = 8, 12, 2, 2, 300, 16
-    numbers = words_ * dim + layers * (2 * dim + 4 * dim * dim + 3 * dim * hidden) + dim
-    numbers += 2 * length * (dim // heads // 2)
-    header = struct.pack("<7i", dim, hidden, layers, heads, heads, words_, length)
-    pieces = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
-    pieces += [b"%c" % (97 + index % 26) * (1 + index // 26) for index in range(41)]
-    tail = b"".join(struct.pack("<fi", 0.0, len(piece)) + piece for piece in pieces)
-    llama2c.write_bytes(header + bytes(4 * numbers) + struct.pack("<i", 9) + tail)
+    llama2c_reference.write(llama2c, heads=2, keys=2, head=4, hidden=12)
+    pieces = [chr(97 + n % 26) * (1 + n // 26) for n in range(41)]
+    tokenizer = llama2c_reference.tokenizer_bytes(*llama2c_reference.vocabulary(pieces))
+    llama2c.write_bytes(llama2c.read_bytes() + tokenizer)
     return Valid(folder, write_gguf(place / "valid.gguf"), llama2c)
 
 

@@ -149,11 +149,6 @@ def test_bad_configurations_are_refused(change: dict) -> None:
         LanguageConfig(**({"vocabulary": 9, "layers": 1} | change))
 
 
-def test_sequences_that_are_too_long_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most 9 positions, got 10"):
-        make()(words(1, 10))
-
-
 def test_evaluate_returns_what_losses_and_attention_are() -> None:
     model, tokens, targets = make(), words(4, 9), words(4, 9).flip(0)
     fast = LanguageModel(CONFIG, (3, 4), dtype=torch.float64)
@@ -170,5 +165,7 @@ def test_evaluate_returns_what_losses_and_attention_are() -> None:
     torch.testing.assert_close(losses, expected.detach())
     for layer, own in enumerate(rows):
         torch.testing.assert_close(entropies[layer], (own.detach() * weights).sum((1, 2)))
+    with pytest.raises(ValueError, match="at most 9 positions, got 10"):
+        model(words(1, 10))
     with pytest.raises(ValueError, match="at most"):
         fast.evaluate(words(2, 99), words(2, 99), torch.ones(2, 99))

@@ -3,22 +3,19 @@
 import json
 
 import pytest
-import transformers
-from tokenizers import Tokenizer as Fast
-from tokenizers import models, pre_tokenizers, processors
 
 from joma.analysis.probing import text_windows
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
 from joma.models.tokenizers import note_no_special_tokens
-from tests.models.tiny import tiny
+from tests.models.tiny import tiny, word_tokenizer
 
 WORDS = ["<unk>", "<s>", "</s>", "[CLS]", "[SEP]", *(f"w{index}" for index in range(50))]
 TEXT = " ".join(f"w{index % 50}" for index in range(90))
 PLAIN = [5 + index % 50 for index in range(90)]
 
 KINDS = {
-    "none": (None, (), ()),
+    "none": ("", (), ()),
     "bos": ("<s> $A", (1,), ()),
     "eos": ("$A </s>", (), (2,)),
     "cls sep": ("[CLS] $A [SEP]", (3,), (4,)),
@@ -26,17 +23,8 @@ KINDS = {
 }
 
 
-def _tokenizer(template, **options):
-    fast = Fast(models.WordLevel({word: index for index, word in enumerate(WORDS)}, "<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    if template is not None:
-        special = [(word, WORDS.index(word)) for word in template.split() if word != "$A"]
-        fast.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-            single=template, pair=f"{template} $B", special_tokens=special
-        )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=fast, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options
-    )
+def _tokenizer(template):
+    return word_tokenizer(WORDS, template, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture
@@ -68,7 +56,7 @@ def test_every_window_has_what_the_tokenizer_adds(folder, kind):
 
 
 def test_settings_may_ask_for_what_the_tokenizer_does_not_add(folder):
-    _tokenizer(None).save_pretrained(folder)
+    _tokenizer("").save_pretrained(folder)
     settings = folder / "tokenizer_config.json"
     for asked, expected in (
         ({"add_bos_token": True}, [1, 5]),

@@ -157,30 +157,25 @@ def test_initial_values_are_torchs():
             )
 
 
-@pytest.mark.parametrize("changes", [{"layers": 0}, {"hidden": 2.5}, {"width": "8"}])
-def test_bad_configurations(changes):
-    (name,) = changes
-    with pytest.raises(ValueError, match=f"{name} must be a whole number from 1 on"):
-        changed(**changes)
-
-
-def test_bad_members():
-    with pytest.raises(ValueError, match="seeds must hold at least one"):
-        make(seeds=())
-    with pytest.raises(ValueError, match="leading must be at least 1"):
-        make()(some_tokens(), leading=0)
-
-
-@pytest.mark.parametrize("token", [-1, SMALL.vocabulary])
-def test_a_token_of_nobody_is_refused(token):
-    """It would be another member's."""
+def with_token(token: int) -> Any:
     tokens = some_tokens()
     tokens[0, 0, 0] = token
-    with pytest.raises(ValueError, match="tokens must lie from 0 to 11"):
-        make()(tokens)
+    return make()(tokens)
 
 
-@pytest.mark.parametrize("seed", [1.5, 2**63])
-def test_seeds_are_whole_and_not_too_large(seed):
-    with pytest.raises(ValueError, match="seeds must be whole, from"):
-        make(seeds=(0, seed))
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("layers must be a whole number from 1 on", lambda: changed(layers=0)),
+        ("hidden must be a whole number from 1 on", lambda: changed(hidden=2.5)),
+        ("seeds must hold at least one", lambda: make(seeds=())),
+        ("seeds must be whole, from", lambda: make(seeds=(0, 1.5))),
+        ("seeds must be whole, from", lambda: make(seeds=(0, 2**63))),
+        ("leading must be at least 1", lambda: make()(some_tokens(), leading=0)),
+        ("tokens must lie from 0 to 11", lambda: with_token(-1)),  # it would be another member's
+        ("tokens must lie from 0 to 11", lambda: with_token(SMALL.vocabulary)),
+    ],
+)
+def test_mistakes_are_named(message: str, call: Any):
+    with pytest.raises(ValueError, match=message):
+        call()

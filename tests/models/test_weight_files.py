@@ -121,20 +121,13 @@ def test_no_damaged_header_is_believed(data, tmp_path_factory):
 def test_what_is_missing_or_misnamed(tmp_path, folder):
     with pytest.raises(ValueError, match=r"has no weights: none of model\.safetensors"):
         WeightFiles(tmp_path)
-    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
-        WeightFiles(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="tensor by tensor"):
         WeightFiles(folder / "config.json")
-    with pytest.raises(ValueError, match="revision goes with a hub id"):
-        WeightFiles(folder, revision="step1")
     torch.save([torch.zeros(2)], tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="must hold tensors by name, got a list"):
         WeightFiles(tmp_path)
     torch.save({"model": {"weight": torch.zeros(2)}}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="'model' is a dict"):
-        WeightFiles(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged, cut short"):
         WeightFiles(tmp_path)
 
 

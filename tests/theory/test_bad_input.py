@@ -134,13 +134,6 @@ def test_the_blowup_time_itself_is_refused_where_it_has_few_digits(delta, log_of
     assert np.isinf(np.ravel(found)[0])
 
 
-@given(st.integers(0, 50), st.integers(1, 50))
-@settings(max_examples=25, deadline=None)
-def test_ancestors_above_the_hierarchy_are_refused(above, depth):
-    rejects("height", lambda: hblt.cooccurrence(depth + above, depth, 0.9, 0.5))
-    rejects("rho0", lambda: hblt.cooccurrence(0, depth, 1.0, 1.0))
-
-
 class TestExtremes:
     @pytest.mark.parametrize("scale", [5e-324, 1e-200, 1.0, 1e200, 1.7e308])
     def test_stable_rank_and_rank_have_no_scale(self, scale: float):

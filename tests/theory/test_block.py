@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from joma.experiments.theory_figures import linear_block
 from joma.theory import embeddings, invariants, memory, stationarity
 from joma.theory.block import Block, Samples, State, simulate
 from joma.theory.functions import ACTIVATIONS, Activation, Attention, leaky_relu
@@ -214,9 +213,14 @@ def test_softmax_with_memory_is_exact_for_alike_samples_and_bounded_for_others()
 
 def test_eqn_18_is_far_off_in_size_where_memory_is_not():
     """Fig. 2's block: Eqn 18 has the direction of z, and seven times its length."""
-    trained = linear_block.train("smooth", 0)
-    path = trained.path
-    eqn_18 = invariants.softmax_logits(path.block, path.v, trained.x.mean(axis=1))
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 0.5, size=(20, 20))
+    x[:, :10] = np.exp(-((np.arange(10) - np.arange(20)[:, None] / 2) ** 2) / 30)
+    samples = Samples(x / x.sum(axis=1, keepdims=True), labels=np.arange(20))
+    small = (0.01 * rng.normal(size=shape) for shape in ((20, 20), (1, 20), (1, 20)))
+    block = Block("softmax", "linear", tau=0.5)
+    path = simulate(block, samples, np.arange(201), initial=State(*small), descent_step=0.1)
+    eqn_18 = invariants.softmax_logits(block, path.v, samples.x.mean(axis=0))
     remembered = memory.logits(path.block, path.samples, path.v, path.z[0])
     moved = np.linalg.norm(path.z[-1] - path.z[0])
     assert np.linalg.norm(eqn_18[-1] - eqn_18[0]) > 5 * moved

@@ -74,21 +74,6 @@ def test_training_lowers_the_error_and_keeps_residual_edges():
     assert np.all(trained.weights[~(network.trained | network.residual)] == 0)
 
 
-def test_norms_scale_the_bound():
-    rng = np.random.default_rng(3)
-    cases = cdag.random_cases(500, 3, 0.3, rng)
-    lengths = rng.uniform(0.5, 2, (3, cases.f.shape[0]))
-    long = cdag.Cases(
-        cases.z_alpha,
-        lengths[0][:, None] * cases.z_beta,
-        lengths[1][:, None] * cases.f,
-        lengths[2][:, None] * cases.delta,
-    )
-    scale = lengths[0] * lengths[1] * lengths[2] ** 2
-    assert long.correlation == pytest.approx(scale * cases.correlation)
-    assert np.all(long.correlation >= scale * cdag.correlation_bound(*long.angles) - 1e-9)
-
-
 @pytest.mark.parametrize("dimension", [2, 3, 5, 16])
 def test_printed_theorem_1_has_many_counterexamples(dimension):
     cases, failed = cdag.counterexamples(40_000, dimension, 0.1, 0)

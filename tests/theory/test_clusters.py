@@ -29,15 +29,6 @@ def test_expectations_in_a_subspace_see_the_projected_weight():
     np.testing.assert_allclose(moment, (active[:, None] * x).mean(axis=0), atol=1e-2)
 
 
-def test_expectations_vectorise_over_leading_axes():
-    v = np.random.default_rng(0).normal(size=(3, 5, 2))
-    activity, moment = clusters.expectations(StudentT(3), v, np.zeros(2), np.zeros((3, 5)))
-    assert activity.shape == (3, 5)
-    assert moment.shape == (3, 5, 2)
-    one = clusters.expectations(StudentT(3), v[1, 2], np.zeros(2), 0.0)
-    np.testing.assert_allclose(moment[1, 2], one.moment)
-
-
 def test_linear_activation_sees_the_mean_alone():
     mean = np.array([0.3, -0.7])
     activity, moment = clusters.expectations(Laplace(), [1.0, 2.0], mean, 0.1, slopes=(1.0, 1.0))
@@ -45,8 +36,11 @@ def test_linear_activation_sees_the_mean_alone():
     np.testing.assert_allclose(moment, mean)
 
 
-@pytest.mark.parametrize("marginal", [Gaussian(), Logistic(), Uniform(), Ball(3), Ball(10)])
-@pytest.mark.parametrize("distance", [0.1, 1.0, 5.0])
+LOG_CONCAVE = [Gaussian(), Logistic(), Uniform(), Ball(4), Density(lambda u: Logistic().pdf(u))]
+
+
+@pytest.mark.parametrize("marginal", LOG_CONCAVE)
+@pytest.mark.parametrize("distance", [1e-7, 1e-3, 0.1, 1.0, 5.0, 50.0])
 def test_log_concave_clusters_have_no_critical_point(marginal: Marginal, distance: float):
     assert clusters.critical_points(marginal, distance) == []
 
@@ -66,11 +60,6 @@ def test_student_clusters_have_one_where_the_node_rests(df, distance):
     size = StudentT(df).theta1(point.s_plus) * distance
     np.testing.assert_allclose(rate.v / size, 0, atol=1e-7)
     assert rate.bias / size == pytest.approx(0, abs=1e-7)
-
-
-def test_known_ratios_of_t3():
-    ratios = [clusters.critical_points(StudentT(3), d)[0].ratio for d in (0.5, 1, 2, 4)]
-    np.testing.assert_allclose(ratios, [1.599, 2.530, 5.955, 24.02], rtol=1e-3)
 
 
 def test_t2_is_symmetric():
@@ -111,13 +100,6 @@ def test_rest_points_deep_in_light_tails(df, distance, s_minus, ratio):
     (point,) = clusters.critical_points(StudentT(df), distance)
     assert point.s_minus == pytest.approx(s_minus, rel=1e-5)
     assert point.ratio == pytest.approx(ratio, rel=5e-3)
-
-
-@pytest.mark.parametrize("distance", [1e-7, 1e-3, 0.1, 4.0, 50.0])
-def test_no_rest_points_out_of_rounding(distance):
-    logistic = Density(lambda u: Logistic().pdf(u))
-    for marginal in (Logistic(), Gaussian(), Ball(4), logistic):
-        assert clusters.critical_points(marginal, distance) == []
 
 
 def test_sufficient_condition_of_the_paper():
@@ -295,7 +277,7 @@ def test_a_rest_point_outside_the_search_is_an_error(width, distance):
         rejects("distance", call)
 
 
-@pytest.mark.parametrize("distance", [3e-8, 1e-7, 1e-6, 5e-6, 1e-5])
+@pytest.mark.parametrize("distance", [3e-8, 1e-6, 1e-5])
 def test_near_student_clusters_have_one_rest_point(distance):
     for df in (1.5, 2, 3, 20):
         (point,) = clusters.critical_points(StudentT(df), distance)

@@ -11,36 +11,6 @@ from tests.theory._bad import rejects
 finite = st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3)
 
 
-def reference(delta: float, t: float, start: float, offset: float, normalizer: float) -> float:
-    """The weight at the same float t, in 50 digits."""
-    with mpmath.workdps(50):
-        sign = 1 if delta > 0 else -1
-        goal = mpmath.erfc(sign * mpmath.mpf(start) / mpmath.sqrt(2))
-        rate = abs(mpmath.mpf(delta)) * mpmath.exp(mpmath.mpf(offset)) / mpmath.mpf(normalizer)
-        goal -= mpmath.sqrt(2 / mpmath.pi) * rate * mpmath.mpf(t)
-        low, high = mpmath.mpf(-9), mpmath.mpf(9)
-        for _ in range(150):
-            middle = (low + high) / 2
-            low, high = (middle, high) if mpmath.erfc(middle) > goal else (low, middle)
-        return float(sign * mpmath.sqrt(2) * low)
-
-
-@pytest.mark.parametrize("left", [0.9, 0.5, 1e-2, 1e-4, 1e-6, 1e-8])
-@pytest.mark.parametrize("start", [0.0, 0.6, -1.3, 3.0, -4.0])
-@pytest.mark.parametrize(("delta", "offset", "normalizer"), [(1.0, 0, 1), (-2.2, 0.7, 3.7)])
-def test_weights_against_50_digits(left, start, delta, offset, normalizer):
-    own = linear.blowup_time([delta], initial=start, log_offset=offset, normalizer=normalizer)[0]
-    t = float(own * (1 - left))
-    ours = linear.weights([delta], t, initial=start, log_offset=offset, normalizer=normalizer)[0]
-    assert ours == pytest.approx(reference(delta, t, start, offset, normalizer), rel=1e-9)
-
-
-def test_one_number_is_enough():
-    assert linear.weights(1.0, 0.5).shape == ()
-    assert linear.weights(1.0, [0.1, 0.5]).shape == (2,)
-    assert linear.blowup_time(1.0) == pytest.approx(np.sqrt(np.pi / 2))
-
-
 def test_numbers_out_of_range_do_not_become_nan():
     np.testing.assert_array_equal(linear.blowup_time([1, 0.0], log_offset=1000.0), [0, np.inf])
     assert linear.blowup_time([1.0, 0.0], initial=40.0)[1] == np.inf
@@ -67,16 +37,19 @@ def test_the_winner_is_found_where_its_time_is_no_float(offset):
     np.testing.assert_array_equal(np.isinf(linear.limit([1.0, 2.0], log_offset=offset)), [0, 1])
 
 
-@pytest.mark.parametrize("start", [-8.0, -1.0, 0.3, 25.5, -30.0, 100.0])
-@pytest.mark.parametrize("left", [0.5, 1e-4, 1e-8])
-def test_weights_from_any_start(start, left):
-    given = {"initial": start, "log_offset": 0.3 - start**2 / 2, "normalizer": 0.7}
-    t = float(linear.blowup_time([1.3], **given)[0] * (1 - left))
-    v = float(linear.weights([1.3], t, **given)[0])
+@pytest.mark.parametrize("start", [-30.0, -8.0, -1.3, 0.0, 0.6, 3.0, 25.5, 100.0])
+@pytest.mark.parametrize("left", [0.9, 0.5, 1e-2, 1e-4, 2e-6, 1e-8])
+@pytest.mark.parametrize(("delta", "offset", "normalizer"), [(1.0, 0, 1), (-2.2, 0.7, 3.7)])
+def test_weights_from_any_start_in_60_digits(delta, offset, normalizer, start, left):
+    offset, start = offset - start**2 / 2, np.sign(delta) * start
+    given = {"initial": start, "log_offset": offset, "normalizer": normalizer}
+    t = float(linear.blowup_time([delta], **given)[0] * (1 - left))
+    v = float(linear.weights([delta], t, **given)[0])
+    sign = np.sign(delta)
     with mpmath.workdps(60):
-        goal = mpmath.mpf(1.3) * mpmath.mpf(t) / mpmath.mpf(0.7)
-        goal *= mpmath.exp(mpmath.mpf(given["log_offset"])) * mpmath.sqrt(2 / mpmath.pi)
-        begin, end = (mpmath.mpf(x) / mpmath.sqrt(2) for x in (start, v))
+        goal = abs(mpmath.mpf(delta)) * mpmath.mpf(t) / mpmath.mpf(normalizer)
+        goal *= mpmath.exp(mpmath.mpf(offset)) * mpmath.sqrt(2 / mpmath.pi)
+        begin, end = (mpmath.mpf(sign * x) / mpmath.sqrt(2) for x in (start, v))
         missing = goal - (mpmath.erfc(begin) - mpmath.erfc(end))
         change = missing * mpmath.sqrt(mpmath.pi / 2) * mpmath.exp(mpmath.mpf(v) ** 2 / 2)
     assert abs(float(change)) < 1e-9 * max(abs(v), 1e-6)
@@ -89,6 +62,8 @@ def test_shapes():
     assert linear.weights_multi(np.ones((4, 3)), [0.1, 0.2]).shape == (2, 4, 3)
     assert linear.weights_multi(np.ones((4, 3)), 0.1).shape == (4, 3)
     assert linear.blowup_time(delta).shape == (2, 3, 4)
+    assert linear.weights(1.0, [0.1, 0.5]).shape == (2,)
+    assert linear.weights(1.0, 0.5).shape == linear.blowup_time(1.0).shape == ()
 
 
 def test_the_joint_solution_ends_with_the_winner():
@@ -175,13 +150,18 @@ def test_softmax_attention_on_samples_of_one_token_does_not_obey_theorem_2():
     np.testing.assert_allclose(ratios[[0, -1]], [3.829, 2.888], atol=1e-3)
 
 
-def test_zero_rows_stay_zero():
-    assert np.all(linear.weights_multi([[1.0, 0.5], [0.0, 0.0]], 0.5)[1] == 0)
-
-
 def test_linear_attention_needs_a_start():
     v, z = linear.linear_attention([1.0, -0.5], [0.0, 2.0], logits=0.0)
     assert np.all(v == 0)
     assert np.all(z == 0)
     v, z = linear.linear_attention([1.0, -0.5], 2.0)
     np.testing.assert_allclose(z**2 - v**2, 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.99, 0.995, 1 - 1e-9])
+def test_only_ties_with_the_winner_diverge_with_it(share: float):
+    limit = linear.limit([1.0, share, -share, 1.0])
+    assert np.isposinf(limit[[0, 3]]).all()
+    with mpmath.workdps(30):
+        exact = float(mpmath.sqrt(2) * mpmath.erfinv(mpmath.mpf(share)))
+    np.testing.assert_allclose(limit[1:3], [exact, -exact], rtol=1e-12)

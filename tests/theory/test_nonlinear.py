@@ -1,3 +1,5 @@
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -176,3 +178,29 @@ def test_stable_rank_without_rows_or_of_one_length():
     assert (fate.first, fate.last) == (0, 0)
     assert fate.ends == pytest.approx(3)
     assert max(fate.drop, fate.rise) < 1e-12
+
+
+def exact_offset(r: float, mu: float) -> float:
+    with mpmath.workdps(30):
+        top, half = mpmath.mpf(r), mpmath.mpf(mu) ** 2 / 2
+
+        def integrand(x):
+            if x == 1:
+                return 2 * half * mpmath.exp(-half)
+            return (mpmath.exp(-half * x**2) - mpmath.exp(-half)) / (1 - x)
+
+        cuts = [n / mpmath.mpf(mu) for n in (1, 2, 4, 6, 9, 12, 16, 24)]
+        found: Any = mpmath.quad(integrand, [0, *(cut for cut in cuts if cut < top), top])
+        return float(found)
+
+
+@pytest.mark.parametrize("r", [0.01, 0.7, 1.0])
+@pytest.mark.parametrize("mu", [0.5, 5.9, 11.9, 12.1, 24.5, 300.0, 1e5])
+def test_offset_at_any_mu(r: float, mu: float):
+    assert float(nonlinear.offset(r, mu)) == pytest.approx(exact_offset(r, mu), rel=1e-14)
+
+
+@pytest.mark.parametrize("mu", [1e8, 1e101, 1e200, 1.7e308])
+def test_offset_falls_as_one_over_mu(mu: float):
+    scaled = float(nonlinear.offset(1.0, mu)) * mu
+    assert scaled == pytest.approx(float(mpmath.sqrt(mpmath.pi / 2)), rel=2e-8)
