@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from joma.inference import HeavyHitter, Policy, Streaming, cache, cache_bytes
+from joma.kernels.heavy_hitter import heavy_hitter_step
 
 ROUNDS = 7
 GPU = torch.cuda.is_available()
@@ -96,12 +97,12 @@ def filled(model: Any, kv: Any, batch: int, context: int) -> None:
         keys, values = (torch.randn(shape, device=DEVICE, dtype=store.keys.dtype) for _ in "kv")
         first = torch.arange(2, budget // 2, device=DEVICE)
         last = torch.arange(context - extra + len(first), context, device=DEVICE)
-        store.append(keys, values, torch.cat((first, last)).expand(batch, -1))
+        store.add(keys, values, torch.cat((first, last)).expand(batch, -1))
         if store.received is not None:
             store.received.uniform_()
         store.seen.fill_(context)
         layer.count = context
-        store.drop_one(layer.policy, layer.kind.index)
+        store.shrink(layer.policy, layer.kind.index)
 
 
 def stepper(model: Any, kv: Any, batch: int, at: int) -> Callable[[], Any]:
@@ -188,25 +189,28 @@ def _full(model: Any, name: str, batch: int, context: int, room: int) -> Any:
 @torch.no_grad()
 def one_layer(model: Any, batch: int, budget: int, count: int) -> dict[str, Any]:
     """Return heavy-hitter's attention, scores and eviction over attention on as many keys."""
-    from joma.inference._attend import Scoring
-
     config = model.config
-    shape = (batch, config.num_attention_heads, 1, config.head_dim)
-    query, key, value = (torch.randn(shape, device=DEVICE, dtype=model.dtype) for _ in "qkv")
-    with cache(model, HeavyHitter(budget // 2, budget // 2)) as kv:
-        filled(model, kv, batch, 10 * budget)
-        layer: Any = kv.layers[0]
-        held: tuple[Tensor, Tensor] = layer.store.keys.clone(), layer.store.values.clone()
+    heads, size = config.num_attention_heads, config.head_dim
 
-        def heavy() -> Tensor:
-            layer.is_waiting = True
-            return layer.attend(query, key, value, None, Scoring())
+    def drawn(tokens: int) -> Tensor:
+        return torch.randn(batch, heads, tokens, size, device=DEVICE, dtype=model.dtype)
 
-        steps = {
-            "heavy": captured(heavy),
-            "sdpa": captured(lambda: scaled_dot_product_attention(query, *held)),
-        }
-        found = milliseconds(steps, count)
+    query, key, value, keys, values = (drawn(it) for it in (1, 1, 1, budget + 1, budget + 1))
+    position = torch.arange(budget + 1, dtype=torch.int32, device=DEVICE)
+    store = {
+        "keys": keys.clone(),
+        "values": values.clone(),
+        "position": position.expand(batch, heads, -1).contiguous(),
+        "seen": torch.full((batch,), 10 * budget, device=DEVICE),
+        "received": torch.rand(batch, heads, budget + 1, device=DEVICE),
+        "empty": torch.zeros(batch, heads, dtype=torch.int64, device=DEVICE),
+    }
+    how = {"scale": size**-0.5, "recent": budget // 2}
+    steps = {
+        "heavy": captured(lambda: heavy_hitter_step(query, key, value, None, **store, **how)),
+        "sdpa": captured(lambda: scaled_dot_product_attention(query, keys, values)),
+    }
+    found = milliseconds(steps, count)
     return {"batch": batch, "keys": budget, **found, "ratio": found["heavy"] / found["sdpa"]}
 
 

@@ -25,8 +25,8 @@ from torch import nn
 
 from joma.common.paired import Paired, paired
 from joma.experiments import EXPERIMENTS
+from joma.experiments.galore import SIZES, GaLoreNetwork
 from joma.experiments.galore.results import GaloreResults, collect
-from joma.experiments.galore.setting import SIZES, GaLoreNetwork
 from joma.experiments.galore.training import matrices, train_network
 from joma.runs import Run
 

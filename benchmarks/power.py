@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1.nodes import PLANTED, planted_name
 from joma.experiments.table1.printed import CELLS, SIZES, Table1Networks
+from joma.experiments.table1.results import PLANTED, planted_name
 from joma.runs import Run
 
 NAMES = {"none": "held_out_classes", **{f"{known:g}": planted_name(known) for known in PLANTED}}

@@ -50,6 +50,6 @@ def pictures() -> None:
 @pytest.fixture(autouse=True)
 def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures of monitored runs, a second each, where a test does not ask."""
-    record = sys.modules.get("joma.train.monitor.record")
+    record = sys.modules.get("joma.train.monitor._record")
     if record is not None and "pictures" not in request.fixturenames:
         monkeypatch.setattr(record.Recorder, "draw", lambda self: None)

@@ -55,11 +55,6 @@ KNOWN = [
 def test_known_answers(counter: list[int], key: list[int], answer: str):
     expected = [int(word, 16) for word in answer.split()]
     assert philox(counter, key) == expected
-    seed = torch.from_numpy(np.array(key, dtype=np.uint32).view(np.int64))
-    block, stream, low, high = counter
-    space, out = torch.empty(3, 2, 1, 1, dtype=torch.int64), torch.empty(1, 1, 4).long()
-    random._philox(random._round_keys(seed), block, stream, low, high, space, out)
-    assert out.flatten().tolist() == expected
 
 
 @given(any_seed, st.text(max_size=5), st.integers(0, 2**63 - 1), st.integers(1, 9))
@@ -141,14 +136,6 @@ def test_neighbouring_sequences_are_uniform_and_uncorrelated(kind: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_uniform_never_reaches_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(random, "_philox", lambda *given: given[-1].fill_(2**32 - 1))
-    drawn = random.uniform(torch.arange(2), "a", 0, 5, dtype=dtype)
-    assert drawn.dtype == dtype
-    assert drawn.max() == 1 - torch.finfo(dtype).eps / 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normal_is_standard_normal(dtype: torch.dtype):
     drawn = random.normal(torch.arange(2), "a", 0, 100_001, dtype=dtype)
     assert drawn.dtype == dtype
@@ -159,7 +146,12 @@ def test_normal_is_standard_normal(dtype: torch.dtype):
         assert abs(np.corrcoef(row[:-1:2] ** 2, row[1::2] ** 2)[0, 1]) < 4.5 / np.sqrt(row.size / 2)
 
 
-def test_normal_of_the_smallest_word_is_finite(monkeypatch: pytest.MonkeyPatch):
+def test_the_smallest_and_the_largest_word(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(random, "_philox", lambda *given: given[-1].fill_(2**32 - 1))
+    for dtype in (torch.float32, torch.float64):
+        drawn = random.uniform(torch.arange(2), "a", 0, 5, dtype=dtype)
+        assert drawn.dtype == dtype
+        assert drawn.max() == 1 - torch.finfo(dtype).eps / 2
     monkeypatch.setattr(random, "_philox", lambda *given: given[-1].zero_())
     # Word 0 is the uniform 2⁻³², at angle 0: √(2·32·ln 2) and 0.
     expected = torch.tensor([[np.sqrt(64 * np.log(2)), 0.0] * 2], dtype=torch.float64)
@@ -179,17 +171,12 @@ def test_integers_are_equally_likely(below: int):
     ("name", "call"),
     [
         ("seeds_E", lambda: random.words(torch.zeros(2), "a", 0, 1)),
-        ("seeds_E", lambda: random.words(torch.tensor(1), "a", 0, 1)),
         ("seeds_E", lambda: random.words(torch.zeros(0, dtype=torch.int64), "a", 0, 1)),
         ("step", lambda: random.words(torch.arange(1), "a", -1, 1)),
-        ("step", lambda: random.words(torch.arange(1), "a", 2**63, 1)),
         ("step", lambda: random.words(torch.arange(1), "a", torch.tensor([1, 2]), 1)),
-        ("step", lambda: random.words(torch.arange(1), "a", torch.tensor(1.0), 1)),
         ("n", lambda: random.uniform(torch.arange(1), "a", 0, 0)),
         ("dtype", lambda: random.uniform(torch.arange(1), "a", 0, 1, dtype=torch.float16)),
-        ("dtype", lambda: random.normal(torch.arange(1), "a", 0, 1, dtype=torch.int64)),
         ("below", lambda: random.integers(torch.arange(1), "a", 0, 1, 0)),
-        ("below", lambda: random.integers(torch.arange(1), "a", 0, 1, 2**31)),
     ],
 )
 def test_bad_arguments_are_named(name: str, call):

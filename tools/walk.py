@@ -144,7 +144,7 @@ def _tiny_llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 256}
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 256}
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=2, **sizes))
 
 

@@ -2,14 +2,11 @@
 
     python -m benchmarks.findings train --out DIR [--workers 2] [--only PATTERN] [--scale small]
                                           [--device cuda --scale large]
-    python -m benchmarks.findings table DIR
-    python -m benchmarks.findings judge DIR [--half choose | held-out | both] [--json]
-    python -m benchmarks.findings pack DIR FILE
-    python -m benchmarks.findings unpack FILE DIR
+    python -m benchmarks.findings judge DIR [--half choose | held-out | both]
 
 Tiny transformers (Llama, GPT-NeoX, `nn.TransformerEncoder`, T5, GPT-2) learn synthetic sequences,
 each watched by a `joma.Monitor`. A `Case` says what was done to the training and whether it is
-sick, healthy or worth a note. The series of each case are stored, so that rules are judged without
+sick, healthy or worth a note. The run folder of each case is kept, so that rules are judged without
 training again. Which half a case belongs to was decided before any threshold was (`split`).
 """
 

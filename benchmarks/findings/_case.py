@@ -1,7 +1,7 @@
 """What is known of a training before it is run."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Architecture = Literal["llama", "neox", "encoder", "t5", "gpt2"]
 State = Literal["healthy", "sick", "note", "sweep"]
@@ -112,7 +112,3 @@ class Case:
     def kinds(self) -> frozenset[str]:
         """Return the kinds of findings that count as having found what was planted."""
         return frozenset() if self.state in ("healthy", "sweep") else KINDS[self.variant]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the case as its file has it."""
-        return asdict(self)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,8 @@ def judge_half(folder: Path, half: str | None) -> dict[str, Any]:
         case = stored.case
         if case.state == "sweep" or (half is not None and split(case) != half):
             continue
-        if not stored.trained:
-            not_trained.append(f"{case.name}: {_why(stored)}")
+        if not stored.columns:
+            not_trained.append(f"{case.name}: {stored.facts['skipped']}")
             continue
         state = truth_of(stored, best).state
         if state == STATE_UNCLEAR:
@@ -115,11 +115,6 @@ def judge_half(folder: Path, half: str | None) -> dict[str, Any]:
     for state in ("sick", "note"):
         result[state] = _of_planted([one for one in planted if one[0].state == state], state)
     return {"half": half or "both", **result, "unclear": unclear, "not_trained": not_trained}
-
-
-def _why(stored: Stored) -> str:
-    facts = stored.facts
-    return facts.get("skipped") or facts["error"].strip().splitlines()[-1]
 
 
 def _of_healthy(runs: Sequence[tuple[Case, Sequence[Finding]]]) -> dict[str, Any]:
@@ -180,58 +175,3 @@ def _of_planted(runs: Sequence[tuple[Case, Sequence[Finding]]], state: str) -> d
 def _said(finding: Finding) -> str:
     where = "" if finding.layer is None else f" in layer {finding.layer}"
     return f"{finding.severity} {finding.kind}{where} since step {finding.step}"
-
-
-def as_text(result: Mapping[str, Any]) -> str:
-    """Return the result of a half as a table."""
-    lines = [f"== {result['half']} =="]
-    lines.append(f"healthy runs with a warning or worse: {_shown(result['false_alarms'])}")
-    lines += _table(result["false_alarms_by_kind"])
-    for state in ("sick", "note"):
-        of = result[state]
-        word = "sick runs found" if state == "sick" else "runs worth a note found"
-        lines.append(f"{word}: {_shown(of['found'])}; right layer {_shown(of['right_layer'])}")
-        lines.append(f"  with a warning of any kind: {_shown(of['any_warning'])}")
-        lines += _table(of["by_variant"])
-    for title, items in (
-        ("warnings on healthy runs", result["alarms_on_healthy"]),
-        ("notes on healthy runs", result["notes_on_healthy"]),
-        ("sick, missed", result["sick"]["missed"]),
-        ("sick, wrong layer", result["sick"]["wrong_layer"]),
-        ("worth a note, missed", result["note"]["missed"]),
-        ("worth a note, with a warning", result["note"]["alarms"]),
-        ("unclear, counted for nothing", result["unclear"]),
-        ("not trained", result["not_trained"]),
-    ):
-        if items:
-            lines += [f"{title} ({len(items)}):", *(f"  {item}" for item in items)]
-    return "\n".join(lines)
-
-
-def _table(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  {name:40} {_shown(rate)}" for name, rate in rates.items()]
-
-
-def _shown(rate: Mapping[str, Any]) -> str:
-    interval = f"[{rate['low']:.1%}, {rate['high']:.1%}]"
-    return f"{rate['count']}/{rate['total']} {interval}"
-
-
-def truth_table(stored: Iterable[Stored], best: Mapping[str, Best]) -> str:
-    """Return what each training came to, to see whether it is what it says."""
-    head = f"{'name':44} {'truth':8} {'worse':6} {'train':>8} {'final':>8} {'least':>8} {'best':>8}"
-    lines = [head + f" {'fall':>6} {'s':>6}"]
-    for one in stored:
-        if not one.trained:
-            lines.append(f"{one.case.name:44} {_why(one)}")
-            continue
-        facts, truth = one.facts, truth_of(one, best)
-        of = best[one.case.architecture].loss
-        fall = facts["unigram_entropy"] - facts["validation_loss"]
-        worse = {True: "yes", False: "no", None: ""}[truth.worse]
-        lines.append(
-            f"{one.case.name:44} {truth.state:8} {worse:6} {facts['train_loss']:8.3f} "
-            f"{facts['validation_loss']:8.3f} {facts['best_validation_loss']:8.3f} {of:8.3f} "
-            f"{fall:6.2f} {facts['seconds']:6.1f}"
-        )
-    return "\n".join(lines)

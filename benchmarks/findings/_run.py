@@ -22,7 +22,8 @@ from benchmarks.findings._cases import (
     small,
     sweep,
 )
-from benchmarks.findings._store import path_of, read, write
+from benchmarks.findings._store import read_all, store
+from joma.runs import Run
 
 
 def run(
@@ -62,9 +63,8 @@ def run(
 def best_of(folder: Path) -> dict[str, Best]:
     """Return the best of the sweep in a folder, or what is known of an architecture without."""
     losses: dict[tuple[str, str, float], list[float]] = {}
-    for path in sorted(folder.glob("sweep-*.npz")):
-        stored = read(path)
-        if stored.trained:
+    for stored in read_all(folder, "sweep-*"):
+        if stored.columns:
             case = stored.case
             of = losses.setdefault((case.architecture, case.optimizer, case.rate), [])
             of.append(stored.facts["validation_loss"])
@@ -102,7 +102,8 @@ def _train_all(
     device: str,
 ) -> int:
     chosen = [case for case in cases if fnmatch.fnmatch(case.name, only)]
-    chosen = [case for case in chosen if not _is_there(folder, case)]
+    there = {stored.case.name for stored in read_all(folder)}
+    chosen = [case for case in chosen if case.name not in there]
     chosen.sort(key=_cost, reverse=True)
     if not chosen:
         return 0
@@ -130,11 +131,6 @@ def _train_all(
     return len(chosen) - done
 
 
-def _is_there(folder: Path, case: Case) -> bool:
-    path = path_of(folder, case)
-    return path.exists() and read(path).trained
-
-
 def _prepare() -> None:
     import torch
 
@@ -147,12 +143,10 @@ def _train_one(case: Case, folder: Path, device: str) -> str:
     from benchmarks.findings._train import CannotTrainError, train
 
     try:
-        columns, facts = train(case, device)
+        facts = train(case, folder, device)
     except CannotTrainError as reason:
-        write(folder, case, {}, {"skipped": str(reason)})
+        store(Run.create("case", {}, out=folder / case.name), case, {"skipped": str(reason)})
         return f"{case.name}: skipped, {reason}"
-    except Exception as error:
-        write(folder, case, {}, {"error": traceback.format_exc()})
-        return f"{case.name}: {type(error).__name__}: {error}"
-    write(folder, case, columns, facts)
+    except Exception:  # trained again next time
+        return f"{case.name}: {traceback.format_exc()}"
     return f"{case.name}: {facts['seconds']:.1f} s, loss {facts['validation_loss']:.3f}"

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import math
-import tempfile
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,6 +18,7 @@ from benchmarks.findings._case import STEPS, Case
 from benchmarks.findings._data import LENGTH, Batch, Language, make_batch
 from benchmarks.findings._models import TASKS, build, logits_of
 from benchmarks.findings._plant import Plant, plant
+from benchmarks.findings._store import store
 from joma import Monitor
 from joma.common.quiet import quietly
 
@@ -38,8 +38,8 @@ class CannotTrainError(Exception):
     """A case that cannot be trained here; the message says why."""
 
 
-def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Train a case; return the columns of its metrics log and what is known of it.
+def train(case: Case, folder: Path, device: str = "cpu") -> dict[str, Any]:
+    """Train a case, store it in a folder of its name, and return what is known of it.
 
     Raises:
         CannotTrainError: A package that the case needs is not installed.
@@ -56,26 +56,24 @@ def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dic
     seen: list[float] = []
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = _optimizer(case, [one for one in trained if one not in what.left_out])
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = {name: tensor[:16] for name, tensor in validation.inputs.items()}
-        monitor = Monitor(
-            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, inputs=inputs
-        )
-        for step in range(1, case.steps + 1):
-            rate = case.rate * _schedule(case, step) * what.rate(step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            losses.append(_step(case, model, optimizer, data, step, what))
-            monitor.step(losses[-1])
-            optimizer.zero_grad()
-            what.after(step)
-            if step % max(case.steps // VALIDATIONS, 1) == 0:
-                seen.append(evaluate(model, validation))
-                if case.validation:
-                    monitor.record_validation(seen[-1])
-        monitor.close()
-        assert monitor.run is not None, "a folder could be made"
-        columns = monitor.run.metrics.read()
+    inputs = {name: tensor[:16] for name, tensor in validation.inputs.items()}
+    run = folder / case.name
+    shutil.rmtree(run, ignore_errors=True)  # of a training that broke off
+    monitor = Monitor(model, optimizer, run=run, every=EVERY, budget=None, inputs=inputs)
+    for step in range(1, case.steps + 1):
+        rate = case.rate * _schedule(case, step) * what.rate(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        losses.append(_step(case, model, optimizer, data, step, what))
+        monitor.step(losses[-1])
+        optimizer.zero_grad()
+        what.after(step)
+        if step % max(case.steps // VALIDATIONS, 1) == 0:
+            seen.append(evaluate(model, validation))
+            if case.validation:
+                monitor.record_validation(seen[-1])
+    monitor.close()
+    assert monitor.run is not None, "a folder could be made"
     unigram = language.unigram_entropy()
     tail = losses[-max(case.steps // 20, 1) :]
     facts = {
@@ -86,7 +84,8 @@ def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dic
         "best_validation_loss": min(seen, key=lambda one: one if math.isfinite(one) else math.inf),
         "seconds": time.process_time() - began,
     }
-    return columns, facts
+    store(monitor.run, case, facts)
+    return facts
 
 
 def evaluate(model: nn.Module, batch: Batch) -> float:

@@ -6,12 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from joma.analysis.generation import (
-    AskedCaches,
-    TextStream,
-    block_error,
-    speed_interval,
-)
+from joma.analysis.caches import AskedCaches
+from joma.analysis.generation import TextStream, block_error, speed_interval
 from joma.errors import JomaError
 
 
@@ -50,7 +46,7 @@ def test_budgets():
     assert keys(sweep="9") == dict.fromkeys(swept, 9)
     assert keys("window:n=8", "full", "window:n=8") == {"window": 8}
     assert keys(budget="mass:64") == {"heavy-hitter": 64}
-    with pytest.raises(JomaError, match="which is 0 of 101 tokens"):
+    with pytest.raises(JomaError, match="one key or more"):
         keys(budget="0.1%")
 
 

@@ -9,19 +9,15 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from torch import Tensor
 
+from joma.analysis.node_contexts import LayerContexts, SearchSettings, dealt, spread
+from joma.analysis.node_examples import examples, tables
 from joma.analysis.superposition import (
-    LayerContexts,
     LayerScores,
     SearchResult,
-    SearchSettings,
     best_pairs,
     check,
-    dealt,
     estimate,
-    examples,
     search,
-    spread,
-    tables,
     unrelated_groups,
 )
 from joma.models import find_weights
@@ -403,7 +399,10 @@ def test_what_a_search_takes_is_estimated():
     [
         ({"windows": torch.zeros(15, 14, dtype=torch.int64)}, "windows must be at least 16"),
         ({"windows": torch.zeros(40, 8, dtype=torch.int64)}, "window must be at least 9 tokens"),
-        ({"windows": torch.zeros(40, 33, dtype=torch.int64)}, "window must be at most 32 tokens"),
+        (
+            {"windows": torch.zeros(40, 33, dtype=torch.int64)},
+            "tokens and at most 32",
+        ),
         ({"layers": [0, 2]}, "layers must lie from 0 to 1, got 2"),
         ({"nodes": 99}, "nodes must be at least 100"),
     ],

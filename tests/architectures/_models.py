@@ -4,6 +4,7 @@ Each is built from its configuration alone, with seeded weights large enough tha
 from uniform: a wrong scale, mask, position or grouping of heads then shows in the third digit.
 """
 
+import copy
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,21 +26,25 @@ REFUSED = [architecture for architecture in ARCHITECTURES if architecture.refuse
 
 
 def build(
-    architecture: Architecture, *, attention: str | None = None, dtype: torch.dtype = torch.float32
+    architecture: Architecture | str,
+    *,
+    attention: str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """The tiny model in evaluation mode, the same weights whenever it is built.
 
     Args:
-        architecture: which.
+        architecture: which, or its model type.
         attention: implementation of attention; None for the library's choice.
         dtype: of weights and computation.
     """
     import transformers
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(architecture.model_type, **_copy(architecture.config))
+    architecture = BY_NAME[architecture] if isinstance(architecture, str) else architecture
+    config = AutoConfig.for_model(architecture.model_type, **copy.deepcopy(architecture.config))
     chosen = {} if attention is None else {"attn_implementation": attention}
-    cls = getattr(transformers, architecture.build)
+    cls = getattr(transformers, f"AutoModel{architecture.auto}")
     make = cls.from_config if hasattr(cls, "from_config") else cls._from_config
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -90,12 +95,6 @@ def real_queries(inputs: Mapping[str, Any]) -> dict[int, Tensor]:
     """Which queries are real, (B, T), by T; lengths that are not there have real queries only."""
     masks = (inputs.get("attention_mask"), inputs.get("decoder_attention_mask"))
     return {mask.shape[1]: mask.bool() for mask in masks if mask is not None}
-
-
-def _copy(config: Any) -> Any:
-    if isinstance(config, Mapping):
-        return {key: _copy(value) for key, value in config.items()}
-    return list(config) if isinstance(config, list) else config
 
 
 def _text(generator: torch.Generator, padding: str, length: int = LENGTH) -> dict[str, Tensor]:

@@ -1,100 +1,106 @@
-"""Attention measured while models run as people run them: caches, checkpointing, towers, padding.
+"""Attention measured while models run as people run them: caches, towers, padding, shared modules.
 
 The reference is the model's own eager softmax, as in `test_architectures`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.probes import watch_attention
-from tests.architectures._comparison import Entropies, largest_difference, watched
-from tests.architectures._models import BY_NAME, build, inputs_of
-from tests.architectures._reference import Attention, attentions, mean_entropies, recording
-
-TOLERANCE = 1e-5
+from tests.architectures._comparison import Entropies, largest_difference, tensors
+from tests.architectures._models import BY_NAME, build, initialise, inputs_of
+from tests.architectures._reference import Attention, mean_entropies, recording
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+Make = Callable[[str | None], Any]
+"""From an implementation of attention, None for the library's choice, to a model."""
 
 
 def _tokens(length: int, seed: int = 5, batch: int = 2) -> Tensor:
     return torch.randint(3, 90, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def _mask(length: int, *real: int, left: bool = False) -> Tensor:
-    """One row for each number of real tokens."""
-    place = torch.arange(length)
-    place = place.flip(0) if left else place
-    return torch.stack([(place < number).long() for number in real])
+def _mask(length: int, *real: int) -> Tensor:
+    """One row for each number of real tokens, which come first."""
+    return torch.stack([(torch.arange(length) < number).long() for number in real])
 
 
-def _agree(found: Entropies, expected: Mapping[str, Tensor]) -> None:
-    assert found.means().keys() == expected.keys()
-    assert largest_difference(found.means(), expected) < TOLERANCE
-
-
-def _rows(seen: list[Attention], rows: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
-    """Mean entropies with the real queries (B, T) chosen by module path."""
-    means = {}
-    for attention in seen:
-        mask = rows(attention.module)
-        real = {} if mask is None else {mask.shape[1]: mask.bool()}
-        means[attention.key] = attention.rows(real).mean(0)
-    return means
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "deepseek_v2", "gpt_oss", "bloom"])
-@pytest.mark.parametrize("left", [False, True])
-def test_generation_with_a_cache(name: str, left: bool):
-    tokens = _tokens(10)
-    given: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    given |= {"eos_token_id": None}
-    if left:
-        given["attention_mask"] = mask = _mask(10, 10, 7, left=True)
-        tokens = tokens * mask
-    model, eager = build(BY_NAME[name]), build(BY_NAME[name], attention="eager")
-    found = Entropies()
-    plain = model.generate(tokens, **given)
-    with watch_attention(model, found):
-        assert torch.equal(model.generate(tokens, **given), plain)
+def _agree(
+    make: Make,
+    call: Callable[[Any], Any],
+    real: Mapping[int, Tensor] | Callable[[str], Tensor | None] | None = None,
+) -> list[Attention]:
+    """Compare a watched model with its eager twin; `real` has masks by length or by module path."""
+    model, eager = make(None), make("eager")
+    with torch.no_grad():
+        plain = tensors(call(model))
+    for _ in range(2):  # numbers of passes begin anew
+        found = Entropies()
+        with torch.no_grad(), watch_attention(model, found):
+            assert all(map(torch.equal, tensors(call(model)), plain))
     with torch.no_grad(), recording(eager) as seen:
-        assert torch.equal(eager.generate(tokens, **given), plain)
-    real = {10: given["attention_mask"].bool()} if left else {}
-    _agree(found, mean_entropies(seen, real))
+        call(eager)
+    if callable(real):
+        rows = {}
+        for attention in seen:
+            mask = real(attention.module)
+            own = {} if mask is None else {mask.shape[1]: mask.bool()}
+            rows[attention.key] = attention.rows(own).mean(0)
+    else:
+        rows = mean_entropies(seen, {length: it.bool() for length, it in (real or {}).items()})
+    assert found.means().keys() == rows.keys()
+    assert largest_difference(found.means(), rows) < 1e-5
+    return seen
+
+
+def _built(name: str) -> Make:
+    return lambda attention: build(name, attention=attention)
+
+
+CACHED = ["llama", "mistral", "gemma2", "deepseek_v2", "gpt_oss", "bloom"]
+GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [*((name, "dynamic") for name in CACHED), ("llama", "static"), ("gemma3_text", "static")],
+)
+def test_generation_with_a_cache_and_padding_on_the_left(name: str, cache: str):
+    mask = _mask(10, 10, 7).flip(1)
+    given = {**GREEDY, "attention_mask": mask, "max_new_tokens": 4}
+    given |= {"cache_implementation": cache} if cache == "static" else {}
+    _agree(_built(name), lambda model: model.generate(_tokens(10) * mask, **given), {10: mask})
 
 
 def test_generation_of_an_encoder_and_decoder():
-    architecture = BY_NAME["bart"]
-    inputs = {"input_ids": _tokens(10), "attention_mask": _mask(10, 10, 7)}
+    mask = _mask(10, 10, 7)
     given: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "num_beams": 2}
-    model, eager = build(architecture), build(architecture, attention="eager")
-    found = Entropies()
-    with watch_attention(model, found):
-        text = model.generate(**inputs, **given)
-    with torch.no_grad(), recording(eager) as seen:
-        assert torch.equal(eager.generate(**inputs, **given), text)
-    # Beams are real queries, the encoder's padding is not.
-    _agree(found, mean_entropies(seen, {10: inputs["attention_mask"].bool()}))
+
+    def call(model: Any) -> Tensor:
+        return model.generate(_tokens(10), attention_mask=mask, **given)
+
+    _agree(_built("bart"), call, {10: mask})  # beams are real queries, the encoder's padding is not
 
 
 def test_a_cache_given_by_hand_with_padding():
-    model, eager = build(BY_NAME["llama"]), build(BY_NAME["llama"], attention="eager")
     tokens, mask = _tokens(12), _mask(12, 12, 8)
 
-    def read(model: nn.Module) -> None:
+    def call(model: Any) -> Tensor:
         first = model(tokens[:, :5], attention_mask=mask[:, :5], use_cache=True)
-        model(tokens[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
+        return model(
+            tokens[:, 5:], attention_mask=mask, past_key_values=first.past_key_values
+        ).logits
 
-    found = Entropies()
-    with torch.no_grad(), watch_attention(model, found):
-        read(model)
-    with torch.no_grad(), recording(eager) as seen:
-        read(eager)
-    _agree(found, mean_entropies(seen, {5: mask[:, :5].bool(), 7: mask[:, 5:].bool()}))
+    _agree(_built("llama"), call, {5: mask[:, :5], 7: mask[:, 5:]})
 
 
 class _Wrapped(nn.Module):
@@ -109,85 +115,113 @@ class _Wrapped(nn.Module):
 
 
 def test_a_model_inside_a_module_that_calls_it_twice():
-    question, answer = _tokens(9), _tokens(14, seed=6)
-    model = _Wrapped(build(BY_NAME["bert"]))
-    eager = _Wrapped(build(BY_NAME["bert"], attention="eager"))
-    inputs = {"question": question, "answer": answer}
-    found, _ = watched(model, inputs)
-    expected = mean_entropies(attentions(eager, inputs))
-    assert set(expected) == {
-        f"inner.bert.encoder.layer.{layer}.attention.self{again}"
-        for layer in (0, 1)
-        for again in ("", "#1")
+    seen = _agree(
+        lambda attention: _Wrapped(build("bert", attention=attention)),
+        lambda model: model(_tokens(9), _tokens(14, seed=6)),
+    )
+    path = "inner.bert.encoder.layer.{}.attention.self{}"
+    assert {it.key for it in seen} == {path.format(*it) for it in ((0, ""), (1, ""))} | {
+        path.format(*it) for it in ((0, "#1"), (1, "#1"))
     }
-    _agree(found, expected)
-    found, _ = watched(model, inputs)  # numbers of passes begin anew
-    _agree(found, expected)
 
 
-def test_cross_attention_when_both_sides_are_as_long():
-    source, target = _mask(11, 11, 4), _mask(11, 6, 9)
-    inputs = {
-        "input_ids": _tokens(11),
-        "attention_mask": source,
-        "decoder_input_ids": _tokens(11, seed=6),
-        "decoder_attention_mask": target,
-    }
-    for name in ("bart", "t5"):
-        found, _ = watched(build(BY_NAME[name]), inputs)
-        seen = attentions(build(BY_NAME[name], attention="eager"), inputs)
-        _agree(found, _rows(seen, lambda path: target if "decoder" in path else source))
+@pytest.mark.parametrize("padded_target", [False, True])
+@pytest.mark.parametrize("name", ["bart", "t5", "marian"])
+def test_both_sides_of_cross_attention_as_long(name: str, padded_target: bool):
+    source, target = _mask(11, 11, 4), _mask(11, 6, 9) if padded_target else None
+    inputs = {"attention_mask": source, "decoder_input_ids": _tokens(11, seed=6)}
+    inputs |= {} if target is None else {"decoder_attention_mask": target}
+    _agree(
+        _built(name),
+        lambda model: model(_tokens(11), **inputs).logits,
+        lambda path: target if "decoder" in path else source,
+    )
 
 
-def test_a_padded_source_alone():
-    source = _mask(11, 11, 4)
-    inputs = {
-        "input_ids": _tokens(11),
-        "attention_mask": source,
-        "decoder_input_ids": _tokens(11, seed=6),
-    }
-    for name in ("bart", "t5", "marian"):
-        found, _ = watched(build(BY_NAME[name]), inputs)
-        seen = attentions(build(BY_NAME[name], attention="eager"), inputs)
-        _agree(found, _rows(seen, lambda path: None if "decoder" in path else source))
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_that_ran_before(name: str):
+    mask = _mask(11, 11, 5)
+
+    def call(model: Any) -> Tensor:
+        before = model.get_encoder()(input_ids=_tokens(11), attention_mask=mask)
+        return model(
+            encoder_outputs=before, attention_mask=mask, decoder_input_ids=_tokens(9)
+        ).logits
+
+    _agree(_built(name), call, {11: mask})
+
+
+def test_two_models_made_into_an_encoder_and_a_decoder():
+    from transformers import AutoConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    def make(attention: str | None) -> Any:
+        own = BY_NAME["bert"].config
+        decoder = AutoConfig.for_model("bert", **own, is_decoder=True, add_cross_attention=True)
+        encoder = AutoConfig.for_model("bert", **own)
+        both = EncoderDecoderConfig(encoder=encoder.to_dict(), decoder=decoder.to_dict())
+        with torch.random.fork_rng():
+            model: Any = EncoderDecoderModel(both)
+        if attention is not None:
+            model.set_attn_implementation(attention)
+        initialise(model, 3)
+        return model.eval()
+
+    source, target = _mask(11, 11, 5), _mask(16, 16, 9)
+    inputs = {"input_ids": _tokens(11), "attention_mask": source}
+    inputs |= {"decoder_input_ids": _tokens(16), "decoder_attention_mask": target}
+    _agree(make, lambda model: model(**inputs).logits, {16: target, 11: source})
+
+
+def test_layers_that_share_their_attention():
+    def make(attention: str | None) -> Any:
+        model = build("llama", attention=attention)
+        model.model.layers[1].self_attn = model.model.layers[0].self_attn
+        return model
+
+    mask = _mask(16, 16, 9)
+    given = {"attention_mask": mask, "use_cache": False}
+    _agree(make, lambda model: model(_tokens(16), **given).logits, {16: mask})
 
 
 def test_padding_of_a_text_is_not_that_of_an_image():
     mask = _mask(10, 10, 6)  # an image has 9 patches and a class token
     inputs = inputs_of(BY_NAME["clip"]) | {"input_ids": _tokens(10), "attention_mask": mask}
-    found, _ = watched(build(BY_NAME["clip"]), inputs)
-    seen = attentions(build(BY_NAME["clip"], attention="eager"), inputs)
-    _agree(found, _rows(seen, lambda path: mask if "text" in path else None))
+    _agree(
+        _built("clip"),
+        lambda model: model(**inputs).logits_per_text,
+        lambda path: mask if "text" in path else None,
+    )
 
 
-def test_a_hole_in_the_mask():
+@pytest.mark.parametrize("name", ["llama", "bert", "gpt_neox"])
+def test_a_hole_in_the_mask(name: str):
     mask = _mask(12, 12, 12)
     mask[1, 4:6] = 0
-    inputs = {"input_ids": _tokens(12), "attention_mask": mask}
-    for name in ("llama", "bert", "gpt_neox"):
-        found, _ = watched(build(BY_NAME[name]), inputs)
-        seen = attentions(build(BY_NAME[name], attention="eager"), inputs)
-        _agree(found, mean_entropies(seen, {12: mask.bool()}))
+    _agree(_built(name), lambda model: model(_tokens(12), attention_mask=mask).logits, {12: mask})
 
 
-def test_sequences_packed_by_positions():
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_sequences_packed_by_positions(name: str):
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    inputs = {"input_ids": _tokens(12, batch=1), "position_ids": positions, "use_cache": False}
-    for name in ("llama", "mistral"):
-        found, _ = watched(build(BY_NAME[name]), inputs)
-        seen = attentions(build(BY_NAME[name], attention="eager"), inputs)
-        _agree(found, mean_entropies(seen))
-        first = seen[0].probabilities[0, :, 5:, :5]
-        assert float(first.max()) == 0, "the second text must not see the first"
+    given = {"position_ids": positions, "use_cache": False}
+    tokens = _tokens(12, batch=1)
+    seen = _agree(_built(name), lambda model: model(tokens, **given).logits)
+    first = seen[0].probabilities[0, :, 5:, :5]
+    assert float(first.max()) == 0, "the second text must not see the first"
 
 
 def test_sound_of_different_lengths():
-    architecture = BY_NAME["wav2vec2"]
     mask = _mask(300, 300, 180)
-    inputs = inputs_of(architecture) | {"attention_mask": mask}
-    model, eager = build(architecture), build(architecture, attention="eager")
-    found, _ = watched(model, inputs)
-    frames: Any = eager.wav2vec2
+    inputs = inputs_of(BY_NAME["wav2vec2"]) | {"attention_mask": mask}
+    frames: Any = build("wav2vec2").wav2vec2
     real = frames._get_feature_vector_attention_mask(18, mask).bool()
     assert 0 < int((~real).sum()) < 18
-    _agree(found, mean_entropies(attentions(eager, inputs), {18: real}))
+    _agree(_built("wav2vec2"), lambda model: model(**inputs).logits, {18: real})
+
+
+def test_attention_over_blocks_is_refused():
+    blocks = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
+    model = build(replace(BY_NAME["big_bird"], own={**blocks, "max_position_embeddings": 256}))
+    watching = partial(watch_attention, model, lambda call: None)
+    with torch.no_grad(), pytest.raises(JomaError, match="BigBird"), watching():
+        model(_tokens(96))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.experiments.language import setting
+from joma.experiments import language
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.experiments._language import SIZE
@@ -15,7 +15,7 @@ from tests.experiments._language import SIZE
 @pytest.fixture(autouse=True)
 def texts(monkeypatch, tmp_path) -> Path:
     """A folder with a short text, where we are, and nothing else anywhere."""
-    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JOMA_SHARED", raising=False)
     folder = Path("my texts")

@@ -293,7 +293,7 @@ class TestRefused:
         assert "cannot continue a text" in said
 
     def test_help_names_what_there_is(self):
-        from joma.inference.registry import POLICIES, usage
+        from joma.inference.policies import POLICIES, usage
 
         result = joma("generate", "any", "--cache", "help")
         assert result.stdout.split() == list(map(usage, POLICIES))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli._command import joma, unwrapped
-from tests.cli.conftest import make_trained
 
 pytestmark = pytest.mark.usefixtures("trained", "gpus")
 
@@ -29,9 +28,6 @@ def test_every_scale_the_device_and_the_groups():
     ):
         assert line in result.stdout.splitlines()
     assert not Path("here").exists()
-    assert joma("reproduce", "table1", "fig2", "--dry-run").stdout.endswith(
-        "Together about 4 min.\n"
-    )
 
 
 def test_json_and_resuming():
@@ -54,13 +50,6 @@ def test_nothing_is_known_of_the_other_kind_of_device(gpus, device: str, scale: 
     if device == "cuda":
         gpus.append("H200")
     assert plan("--scale", scale)["about_seconds"] is None
-
-
-def test_the_sum_says_what_it_leaves_out(few_experiments):
-    few_experiments["table1"] = make_trained("table1", default_scale="full")
-    result = joma("reproduce", "fig2", "table1", "--dry-run")
-    seconds = few_experiments["fig2"].seconds
-    assert result.stdout.endswith(f"Together about {seconds:g} s, without table1.\n")
 
 
 @pytest.mark.parametrize(

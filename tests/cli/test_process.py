@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_at_once_with_130(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert f"Interrupted. Incomplete: {tmp_path / 'tour'}." in stderr
-    assert f"Run it again with: joma demo --out {tmp_path / 'tour'}\n" in stderr
+    assert f"Continue with: joma demo --out {tmp_path / 'tour'}\n" in stderr
     assert json.loads((tmp_path / "tour" / "outcome.json").read_text()) == {"status": "interrupted"}
 
 

@@ -211,7 +211,7 @@ class TestProbe:
         monkeypatch.setattr("sys.argv", ["joma", "probe", "--series", "training"])
         result = probe()
         assert result.exit_code == code
-        assert "Run it again with: joma probe --series training" in result.stderr
+        assert "Continue with: joma probe --series training" in result.stderr
         assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
         monkeypatch.setattr(joma.analysis.series, "measure", watched)
         assert probe().exit_code == 0

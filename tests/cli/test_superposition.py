@@ -133,7 +133,7 @@ def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch
     result = run(*small, "--out", str(tmp_path / "out"))
     assert result.exit_code == 130
     assert "Incomplete" in result.stderr
-    assert "Run it again with: joma" in result.stderr
+    assert "Continue with: joma" in result.stderr
     assert Run.open(tmp_path / "out").read_json("outcome")["status"] == "interrupted"
 
 
@@ -142,8 +142,8 @@ def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch
     [
         (["--layers", "2"], "--layers must lie from 0 to 1, got 2"),
         (["--layers", "one"], "numbers like 0,3-5, not 'one'"),
-        (["--window", "5"], "--window must be at least 9 tokens, got 5"),
-        (["--window", "41"], "--window must be at most 40 tokens"),
+        (["--window", "5"], "--window must be at least 9 tokens"),
+        (["--window", "41"], "tokens and at most 40"),
         (["--window", "99999"], "as many tokens as the text has, got 99999"),
         (["--windows", "15"], "--windows must be at least 16"),
         (["--nodes", "20"], "from 100 on"),

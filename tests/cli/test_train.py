@@ -256,7 +256,7 @@ def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.Monke
         found = Finding("diverged_loss", "critical", 3, "The loss diverged.", "Take a lower one.")
         return Judgement((found,))
 
-    monkeypatch.setattr("joma.train.monitor.findings.judge", judge)
+    monkeypatch.setattr("joma.train.findings.judge", judge)
     watched = CONFIG.replace("off = true", 'every = 1\nbudget = 0\nstop_on = ["diverged"]')
     Path("config.toml").write_text(watched)
     result = joma("train", "config.toml", "--out", "run")

@@ -1,12 +1,18 @@
+"""Corpora and texts: where they are found, what is refused, and windows of tokens."""
+
 import hashlib
+import io
 import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from joma.data import Corpus, cache_folder, corpus, read_text
+from joma.data import Corpus, cache_folder, corpus, read_text, windows
 
 
 def _written(folder: Path, **parts: str) -> Path:
@@ -48,26 +54,11 @@ def test_what_is_no_corpus(tmp_path, cache):
     for name in ("nowhere", "wikitext-2:train"):
         with pytest.raises(ValueError, match=f"{message}'{name}'"):
             corpus(name)
+    with pytest.raises(ValueError, match="'embedded', 'wikitext-2' or '-'"):
+        read_text("nowhere.txt")
     (tmp_path / "a file").write_text("text")
     with pytest.raises(ValueError, match=message):
         corpus(tmp_path / "a file")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "must not be empty: there is none in WHERE$"),
-        (b"\n \n", "must not be empty: there is none in WHERE$"),
-        (b"caf\xe9", "must be UTF-8, but WHERE has the byte 0xe9 at 3"),
-    ],
-)
-def test_a_split_that_is_no_text(tmp_path, content, message):
-    path = tmp_path / "train.txt"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message.replace("WHERE", re.escape(str(path)))):
-        corpus(tmp_path).read("train")
-    with pytest.raises(ValueError, match=message.replace("WHERE", "own:train")):
-        Corpus("own", {"train": content}).read("train")
 
 
 def test_a_corpus_of_ones_own():
@@ -95,6 +86,9 @@ def test_a_named_corpus_is_searched_in_its_places(name, tmp_path, cache, monkeyp
     monkeypatch.setenv("JOMA_SHARED", str(tmp_path / "shared"))
     assert corpus(name).read("valid") == "shared"
     assert corpus(name).name == name
+    assert read_text(name) == "shared"
+    with pytest.raises(ValueError, match=r"has no test\.txt"):
+        read_text(f"{name}:test")
 
 
 def test_the_embedded_splits_share_no_paragraph():
@@ -202,3 +196,68 @@ def test_the_cache_folder_can_be_moved(monkeypatch, tmp_path):
     monkeypatch.setenv("JOMA_CACHE", "~/own")
     assert cache_folder() == tmp_path / "own"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_and_the_standard_input(tmp_path, monkeypatch):
+    path = tmp_path / "own: text"
+    path.write_bytes("\ufeffOnce, é\r\n".encode())
+    assert read_text(str(path)) == "Once, é\r\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("日本".encode())))
+    assert read_text("-") == "日本"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must not be empty: there is none in WHERE$"),
+        (b"\n \n", "must not be empty"),
+        (b"caf\xe9", "must be UTF-8, but WHERE has the byte 0xe9 at 3"),
+        (b"\xef\xbb\xbfa\xff", "has the byte 0xff at 1"),
+    ],
+)
+def test_a_text_that_is_none(tmp_path, monkeypatch, content, message):
+    path = tmp_path / "train.txt"
+    path.write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    for where, read in (
+        (str(path), lambda: corpus(tmp_path).read("train")),
+        ("own:train", lambda: Corpus("own", {"train": content}).read("train")),
+        (str(path), lambda: read_text(path)),
+        ("the standard input", lambda: read_text("-")),
+    ):
+        with pytest.raises(ValueError, match=message.replace("WHERE", re.escape(where))):
+            read()
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
+    length=st.integers(1, 60),
+    count=st.none() | st.integers(1, 9),
+)
+def test_windows_follow_each_other_through_the_text(tokens, length, count):
+    if length > len(tokens):
+        with pytest.raises(ValueError, match=f"at most {len(tokens)}.*got {length}"):
+            windows(tokens, length, count)
+        return
+    cut = windows(tokens, length, count)
+    assert cut.dtype == torch.long
+    number = cut.shape[0]
+    assert cut.flatten().tolist() == tokens[: number * length]
+    if count is None or number < count:
+        assert len(tokens) - number * length < length
+    else:
+        assert number == count
+
+
+def test_a_short_text_is_one_window_unless_a_length_is_asked_for():
+    assert windows([5, 6, 7]).tolist() == [[5, 6, 7]]
+    assert windows(list(range(1030))).shape == (2, 512)
+    assert windows(list(range(10)), most=4).shape == (2, 4)
+    with pytest.raises(ValueError, match="length must be at most 3, as many tokens as the text"):
+        windows([5, 6, 7], 4)
+    with pytest.raises(ValueError, match="tokens must not be empty"):
+        windows([])
+    for bad in ({"length": 0}, {"count": 0}, {"most": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at least 1"):
+            windows([1], **bad)

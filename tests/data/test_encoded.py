@@ -162,13 +162,6 @@ def test_a_full_disk_loses_nothing(folder, cache, caplog, monkeypatch):
     assert len(old) > len(found)
 
 
-def test_a_cache_that_is_no_folder(folder, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    found = encoded(corpus(folder), BYTES, "train", cache=tmp_path / "file")
-    assert bytes(found.tokens.tolist()).decode().endswith("train")
-    assert "JOMA_CACHE" in caplog.text
-
-
 def test_the_cache_is_in_the_cache_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "moved"))
     encoded(corpus(folder), BYTES, "valid")

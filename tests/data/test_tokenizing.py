@@ -62,12 +62,6 @@ def test_basic_english_is_what_its_rules_give_line_by_line(lines):
     assert basic_english("\n".join(lines)) == expected
 
 
-def test_basic_english_of_a_sentence():
-    text = 'It\'s "Bob", (he) said: Hi!<br />x-y; <unk>?\n'
-    words = ["it", "'", "s", "bob", ",", "(", "he", ")", "said", "hi", "!", "x-y", "<unk>", "?"]
-    assert basic_english(text) == words
-
-
 def test_the_vocabulary_counts_the_training_split_alone():
     text = Corpus("own", {"train": b"b a . a c <unk> <unk> <unk> B", "valid": b"d d d"})
     words = BasicEnglish.of(text)
@@ -76,6 +70,7 @@ def test_the_vocabulary_counts_the_training_split_alone():
     tokens = words.encode("A d <unk>\nc")
     assert tokens.tolist() == [1, 0, 0, 4]
     assert words.encode("").tolist() == []
+    assert BYTES.encode("é\ud800").tolist() == [0xC3, 0xA9, ord("?")]
 
 
 def test_a_vocabulary_that_is_none():
@@ -91,14 +86,6 @@ def test_a_digest_tells_vocabularies_apart():
     ways = [("<unk>",), ("<unk>", "a", "b"), ("<unk>", "b", "a"), ("<unk>", "ab")]
     assert len({BasicEnglish(way).digest for way in ways} | {BYTES.digest}) == 5
     assert BasicEnglish(ways[1]).digest == BasicEnglish(ways[1]).digest
-
-
-@settings(max_examples=30, deadline=None)
-@given(text=st.text())
-def test_bytes_come_back(text):
-    tokens = BYTES.encode(text)
-    assert tokens.tolist() == list(text.encode(errors="replace"))
-    assert max(tokens, default=0) < BYTES.size
 
 
 @settings(max_examples=200, deadline=None)
@@ -121,6 +108,8 @@ def test_pieces_end_with_lines():
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=40), count=st.integers(1, 40))
 def test_streams_go_on_from_row_to_row(tokens, count):
     if count > len(tokens):
+        with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+            streams(tokens, 0)
         with pytest.raises(ValueError, match=f"count must be at most {len(tokens)}.*got {count}"):
             streams(tokens, count)
         return
@@ -128,11 +117,6 @@ def test_streams_go_on_from_row_to_row(tokens, count):
         rows = streams(kind, count)
         assert rows.shape == (count, len(tokens) // count)
         assert rows.flatten().tolist() == tokens[: rows.numel()]
-
-
-def test_streams_of_nothing():
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        streams([1], 0)
 
 
 @pytest.mark.skipif(SHARED is None, reason="JOMA_SHARED names no folder with data/wikitext-2")
@@ -162,17 +146,12 @@ def bpe(prose) -> ByteBPE:
     return ByteBPE.train(prose, 500)
 
 
-@settings(max_examples=30, deadline=None)
-@given(text=st.text(alphabet=st.characters(codec="utf-8")))
-def test_any_text_comes_back(bpe, text):
-    assert bpe.tokenizer.decode(bpe.encode(text)) == text
-
-
 def test_merges_shorten_the_text(bpe, prose):
     tokens = bpe.encode(prose)
     assert bpe.size == 500
     assert 0 <= tokens.min() <= tokens.max() < 500
     assert len(tokens) < 0.6 * len(prose.encode())
+    assert bpe.tokenizer.decode(tokens) == prose
     assert ByteBPE.train("none twice", 300).size == 256
     for bad in (255, 0):
         with pytest.raises(ValueError, match=f"size must be at least 256.*got {bad}"):
@@ -198,12 +177,6 @@ def test_another_process_learns_the_same(bpe):
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == bpe.digest
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match="byte-level BPE needs tokenizers: pip install -c"):
-        ByteBPE.train("text", 300)
 
 
 def test_transformers_reads_what_is_saved(bpe, prose, tmp_path):

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from joma.experiments.language import findings
-from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     SIZES,
     WIKITEXT_2,
     LanguageSetting,
     LanguageSize,
     Published,
+    results,
 )
+from joma.experiments.language.curves import ENTROPY_FILE, LOSS_FILE, EntropyCurves, Key
 
 FULL = LanguageSetting(SIZES["full"], words=28_782, stream=102_499, digests={})
 SIZE = LanguageSize(
@@ -61,7 +61,7 @@ def rates(**changed: EntropyCurves) -> dict[Key, EntropyCurves]:
     """Networks of five layers as recorded, some in the place of others."""
     found = {
         rate: curves(5, rate, loss, low=0.1, end=0.05) if rate > 1e-4 else curves(5, rate, loss)
-        for rate, loss in findings.RECORDED_LOSS.items()
+        for rate, loss in results.RECORDED_LOSS.items()
     }
     found |= {own.rate: own for own in changed.values()}
     return {(5, rate): own for rate, own in found.items()}

@@ -90,13 +90,6 @@ def test_an_option_is_a_positive_number(value):
             TRAINED.request(options={option.name: value})
 
 
-def test_hidden_nodes_are_whole():
-    with pytest.raises(ValueError, match=r"hidden must be a positive whole number, got 2\.5"):
-        HIDDEN.checked(2.5)
-    assert isinstance(HIDDEN.checked(2.0), int)
-    assert RATE.checked(3e-5) == 3e-5  # not published, and allowed
-
-
 class TestChoice:
     @staticmethod
     def longer(given: str) -> str:
@@ -107,11 +100,6 @@ class TestChoice:
     COLOR = ChoiceOption("color", {"tiny": "red", "small": "blue"}, "its color", ("red", "blue"))
     PAINTED = dataclasses.replace(TRAINED, options=(COLOR,))
     MIXED = dataclasses.replace(TRAINED, options=(dataclasses.replace(COLOR, other=longer),))
-
-    def test_the_scale_decides_when_nothing_is_said(self):
-        assert self.PAINTED.request().options == {"color": "blue"}
-        assert self.PAINTED.request(scale="tiny").config["options"] == {"color": "red"}
-        assert self.PAINTED.request(options={"color": "red"}).options == {"color": "red"}
 
     @pytest.mark.parametrize("given", ["green", "", 3, None, True])
     def test_another_word_is_refused(self, given):

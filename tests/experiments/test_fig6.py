@@ -5,12 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from joma.experiments import EXPERIMENTS, Verdict
-from joma.experiments.language import FIG6, FIG8, curves, setting, training
+from joma.experiments import EXPERIMENTS, Verdict, language
+from joma.experiments.language import (
+    FIG6,
+    FIG8,
+    SIZES,
+    UNIFORM,
+    LanguageSize,
+    curves,
+    training,
+)
 from joma.experiments.language.curves import collect
-from joma.experiments.language.setting import SIZES, UNIFORM, LanguageSize
 from joma.runs import Run, compare_metrics
-from tests.experiments._language import SIZE, rates, write_reference
+from tests.experiments._language import SIZE
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +27,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def smallest(monkeypatch) -> LanguageSize:
-    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(language.SIZES, "tiny", SIZE)
     return SIZE
 
 
@@ -106,35 +113,6 @@ class TestShareApart:
         spoilt = self.losses.copy()
         spoilt[7:, 2] += wrong
         assert curves.share_apart(spoilt) == pytest.approx(0.3)
-
-    def test_one_that_is_nan_hides_no_other(self):
-        spoilt = self.losses.copy()
-        spoilt[8:, 0] = np.nan
-        spoilt[2:, 3] += 1.0
-        assert curves.share_apart(spoilt) == pytest.approx(0.8)
-
-    def test_where_all_are_nan_nothing_is_compared(self):
-        spoilt = self.losses.copy()
-        spoilt[5:] = np.nan
-        assert curves.share_apart(spoilt) == 0
-        assert curves.share_apart(np.full((3, 2), np.nan)) == 0
-
-
-def test_recorded_curves_are_read_before_anything_is_trained(tmp_path, smallest):
-    run = Run.create("fig6", {}, out=tmp_path / "fig6")
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    with pytest.raises(ValueError, match=r"^reference .*cannot be read"):
-        FIG6.reproduce(run, FIG6.request(scale="tiny", reference=folder))
-    assert not (run.path / "groups").exists()
-
-
-def test_recorded_curves_are_not_compared_with_a_smaller_size(tmp_path, smallest):
-    run = Run.create("fig8", {}, out=tmp_path / "fig8")
-    folder = write_reference(tmp_path / "r", rates())
-    outcome = FIG8.reproduce(run, FIG8.request(scale="tiny", reference=folder))
-    assert outcome.paragraphs[-1].startswith("The recorded curves are those of WikiText-2 at the ")
-    assert "comparison" not in run.tables
 
 
 def test_no_other_experiment_takes_a_reference(tmp_path):

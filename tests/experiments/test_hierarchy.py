@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from joma.data import HBLT
 from joma.experiments import Verdict
 from joma.experiments import hierarchy as experiment
-from joma.experiments.hierarchy import findings, networks
-from joma.experiments.hierarchy.findings import GroupResults, LayerCurves, history, judge
+from joma.experiments.hierarchy import networks
+from joma.experiments.hierarchy import results as findings
 from joma.experiments.hierarchy.networks import DEPTH, GROUPS, HEIGHTS, RHO, HierarchySize
+from joma.experiments.hierarchy.results import GroupResults, LayerCurves, history, judge
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
 from joma.theory import hblt
@@ -55,12 +56,6 @@ class TestSequences:
         assert torch.equal(both[short], drawn.tokens[..., -networks.LENGTH - 1 :][short])
         assert not (found.tokens == found.labels.unsqueeze(-1))[found.labels > 0].any()
 
-    def test_wrong_leaves_are_a_permutation_that_leaves_padding(self):
-        names = self.made("class")[0].shuffled_EV
-        assert torch.equal(names.sort(-1).values, torch.arange(25).expand(2, -1))
-        assert (names[:, 0] == 0).all()
-        assert not torch.equal(names[0], names[1])
-
     def test_who_knows_the_tree_is_right_as_often_as_said(self):
         data, source = self.made("class")
         best = data.best_accuracy(4000, 7)
@@ -91,19 +86,9 @@ class TestTrees:
         assert low == pytest.approx(middle)
         assert (middle, high) == pytest.approx(findings.cooccurrence(GROUPS["class-1"])[1:])
 
-    def test_groups_have_seeds_of_their_own(self):
-        seeds = [seed for group in GROUPS.values() for seed in group.seeds(0, 8)]
-        assert len(set(seeds)) == len(seeds)
-
 
 class TestMeasures:
     heights = HBLT(GROUPS["class-1"].tree).heights
-
-    def test_even_attention_has_ratio_one(self):
-        tokens = torch.tensor([[0, 0, 1, 2, 3, 9, 4]])
-        even = torch.ones(1, 7, 7).tril() / torch.arange(1, 8).view(7, 1)
-        found = networks.among_others(attention_by_height(even, tokens, self.heights))
-        assert found.tolist() == pytest.approx([1, 1, 1])
 
     def test_what_goes_to_padding_and_to_the_query_itself_is_left_out(self):
         uniform = torch.tensor([0.1, 0.1, 0.2, 0.1])  # and half of it to padding
@@ -195,20 +180,10 @@ class TestHistory:
         assert (found.first, found.taken_up) == ((3,), (None, 30, 3))
         assert (found.falls_back, found.followers) == (True, ())
 
-    def test_nothing(self):
-        found = history(STILL)
-        assert (found.first, found.begun, found.peak) == ((), None, None)
-        assert not found.low_first
-
     def test_what_the_seeds_do_not_agree_on_does_not_count(self):
         up = [0, 0, 0.15, 0.3, 0.3, 0.3]
         assert history(curves(up, [0] * 6, [0] * 6)).low_first
         assert history(curves(up, [0] * 6, [0] * 6, noise=1.0)).first == ()
-
-    def test_two_heights_are_together_unless_seeds_tell_them_apart(self):
-        pair = [0, 0, 0.15, 0.15, 0.15, 0.15], [0, 0, 0.12, 0.12, 0.12, 0.12]
-        assert history(curves(*pair, [0] * 6)).first == (1,)
-        assert history(curves(*pair, [0] * 6, noise=0.08)).first == (1, 2)
 
     @settings(max_examples=25, deadline=None)
     @given(
@@ -247,20 +222,9 @@ class TestVerdict:
         assert "low-level association comes first: H = 1 (step 3: H = 1 +16%" in found.finding
         assert "H = 1 (×1.35 → ×1.11) falls back, H = 2 (×1.05 → ×1.35) rises" in found.finding
 
-    def test_small_networks_decide_nothing(self):
-        for lowest in (AS_PUBLISHED, HIGH_FIRST):
-            found = judge(results(lowest), comparable=False)
-            assert found.verdict is Verdict.NOT_COMPARABLE
-
-    def test_what_is_not_distinguished_is_open(self):
-        for lowest in (TOGETHER, STILL):
-            assert judge(results(lowest), comparable=True).verdict is Verdict.INCOMPLETE
-        assert judge(results(HIGH_FIRST), comparable=True).verdict is Verdict.DIFFERS
-
     @pytest.mark.parametrize(
         ("lowest", "words"),
         [
-            (TOGETHER, "which comes first is not decided: H = 1 and 2 come together"),
             (TOGETHER, "H = 1 and 2 come together, less than 2 standard errors apart (step 3"),
             (TOGETHER, "H = 2 (×1.28 → ×1.49) rises, H = 3 (×0.90 → ×0.86) does not rise."),
             (HIGH_FIRST, "does not come first: H = 3 before H = 1 (step 3"),
@@ -269,24 +233,17 @@ class TestVerdict:
     )
     def test_does_not_agree_otherwise(self, lowest: LayerCurves, words: str):
         found = judge(results(lowest), comparable=True)
-        assert not found.agrees
+        expected = Verdict.DIFFERS if lowest is HIGH_FIRST else Verdict.INCOMPLETE
+        assert found.verdict is expected
         assert words in found.finding
-
-    def test_the_lowest_layer_decides(self):
-        assert not judge(results(STILL, upper=AS_PUBLISHED), comparable=True).agrees
-
-    def test_says_what_is_missing(self):
-        some = results(AS_PUBLISHED)
-        del some[networks.DECIDES]
-        found = judge(some, comparable=True)
-        assert found.verdict is Verdict.INCOMPLETE
-        assert "train group class-3" in found.finding
-        assert len(found.paragraphs) == 3
+        small = judge(results(lowest), comparable=False)
+        assert small.verdict is Verdict.NOT_COMPARABLE
+        assert judge({}, comparable=True).verdict is Verdict.INCOMPLETE
 
     def test_the_flat_control_is_compared_with_the_tree(self):
         text = "\n".join(judge(results(TOGETHER), comparable=True).paragraphs)
-        assert "H = 1 gets 0.55 times as much as H = 2 on the tree" in text
-        assert "1.00 times (0) on the flat one" in text
+        assert "H = 1 gets 0.55 (" in text
+        assert "and 1.00 (0) times on the flat one" in text
 
 
 def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
@@ -309,31 +266,3 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     assert takes.seconds == experiment.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
-
-
-def test_the_learning_rate_is_the_scales_own_unless_given():
-    request = experiment.EXPERIMENT.request(scale="small", options={"learning-rate": 0.5})
-    assert networks.SIZES["small"].with_options(request.options).learning_rate == 0.5
-    plain = experiment.EXPERIMENT.request(scale="small")
-    assert networks.SIZES["small"].with_options(plain.options) == networks.SIZES["small"]
-
-
-def test_measurements_are_dense_enough():
-    for size in networks.SIZES.values():
-        steps = size.measure_at
-        assert (steps[0], steps[-1]) == (0, size.steps)
-        assert list(steps) == sorted(set(steps))
-    assert len(networks.SIZES["small"].measure_at) >= 35
-
-
-@pytest.mark.parametrize(
-    ("curve", "fall"),
-    [
-        ([0, 1, 2, 3], (3, 3)),
-        ([0, 3, 1, 2], (1, 2)),
-        ([0, 2, 1, 5, 2, 9], (3, 4)),  # a fall counts also if all is well again at the end
-        ([3, 2, 1, 0], (0, 3)),
-    ],
-)
-def test_the_largest_fall(curve, fall):
-    assert findings.largest_fall(np.array(curve, dtype=float)) == fall

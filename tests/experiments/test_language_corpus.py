@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from joma.data.corpora import NAMED
-from joma.experiments import Verdict
-from joma.experiments.language import FIG6, FIG8, findings, setting, training
-from joma.experiments.language import figure as figures
-from joma.experiments.language.curves import EntropyCurves
-from joma.experiments.language.setting import (
+from joma.experiments import Verdict, language
+from joma.experiments.language import (
+    FIG6,
     SIZES,
-    TEXTS,
     WIKITEXT_2,
     WIKITEXT_103,
     LanguageSetting,
+    results,
     sized,
+    training,
 )
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
@@ -49,25 +48,13 @@ def asked(corpus: str | Path, scale: str = "tiny", **more):
 
 
 class TestSize:
-    def test_without_a_word_it_is_the_scales_own(self):
-        for scale, size in SIZES.items():
-            request = FIG6.request(scale=scale)
-            assert request.options == {"corpus": size.corpus}
-            assert figures.size_of(request) == size
-        assert figures.size_of(asked("wikitext-2", "full")) == SIZES["full"]
-
     def test_another_text_is_trained_on_at_one_learning_rate(self):
-        size = figures.size_of(asked("wikitext-103", "full"))
+        size = results.size_of(asked("wikitext-103", "full"))
         assert size == dataclasses.replace(
             SIZES["full"], corpus="wikitext-103", learning_rates=(1e-4,), last=200_000
         )
         assert size.networks == 12
         assert sized("small", "wikitext-103").last == SIZES["small"].last
-
-    def test_names_are_those_of_the_corpora(self):
-        assert set(TEXTS) == {*NAMED, *NAMED.values()}
-        for name, source in NAMED.items():
-            assert TEXTS[name] is TEXTS[source]
 
     def test_what_was_published_is_of_the_full_size_of_its_text(self, texts):
         assert FULL.published is WIKITEXT_2
@@ -78,37 +65,27 @@ class TestSize:
 
 class TestVerdict:
     def test_wikitext_103_is_compared_with_its_own_numbers(self):
-        outcome = findings.judge_depths(depths(WIKITEXT_103), LARGE)
+        outcome = results.judge_depths(depths(WIKITEXT_103), LARGE)
         assert outcome.agrees, outcome.finding
         assert outcome.finding.startswith("on WikiText-103 best validation loss 5.047, 4.912, ")
         assert [row["published"] for row in outcome.table] == [5.047, 4.912, 4.762, 4.679]
-        assert not findings.judge_depths(depths(WIKITEXT_2), LARGE).agrees
+        assert not results.judge_depths(depths(WIKITEXT_2), LARGE).agrees
 
     @pytest.mark.parametrize("scale", ["tiny", "full"])
     def test_of_another_text_nothing_was_published(self, texts, scale: str):
         own = dataclasses.replace(FULL, size=sized(scale, str(texts)))
         rate = own.size.learning_rate
-        shown = {(depth, rate): curves(depth, rate) for depth in setting.DEPTHS}
-        outcome = findings.judge_depths(shown, own)
+        shown = {(depth, rate): curves(depth, rate) for depth in language.DEPTHS}
+        outcome = results.judge_depths(shown, own)
         assert outcome.verdict is Verdict.NOT_COMPARABLE
         assert outcome.finding.startswith("nothing was published of this text (")
         assert f" steps on {texts}, " in outcome.finding
         assert "published" not in outcome.table[0]
 
-    def test_long_curves_have_few_ticks(self):
-        own = curves(1)
-        long = EntropyCurves(
-            1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss)
-        )
-        figure = figures.draw_depths({(1, 1e-4): long}, {})
-        assert figure is not None
-        labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        assert labels == ["0", "50k", "100k", "150k", "200k"]
-
 
 class TestTexts:
     def test_a_folder_at_the_tiny_scale(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
+        monkeypatch.setitem(language.SIZES, "tiny", SIZE)
         run = Run.create("fig6", {}, out=tmp_path / "fig6")
         recorded = write_reference(tmp_path / "r", depths())
         outcome = FIG6.reproduce(run, asked(texts, reference=recorded))
@@ -120,34 +97,6 @@ class TestTexts:
         group = Run.open(run.path / "groups" / "depth-5")
         assert group.config["size"]["corpus"] == str(texts)
         assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
-
-    def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
-        monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
-        six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
-        FIG6.reproduce(six, asked(texts, groups=["depth-5"]))
-        FIG8.reproduce(eight, FIG8.request(scale="tiny"))
-        outcome = Run.open(eight.path / "groups" / "depth-5").read_json("outcome")
-        assert "taken_from" not in outcome
-
-    def test_a_folder_is_the_same_from_wherever_it_is_named(self, texts, monkeypatch):
-        expected = asked(texts).options
-        monkeypatch.chdir(texts)
-        assert asked(".").options == asked("../texts/").options == expected
-
-    def test_a_folder_needs_both_parts(self, texts):
-        (texts / "valid.txt").unlink()
-        with pytest.raises(ValueError, match=r"^corpus must be a folder with .* has no valid.txt$"):
-            asked(texts)
-        (texts / "train.txt").unlink()
-        with pytest.raises(ValueError, match=r"which has no train.txt and no valid.txt$"):
-            asked(texts)
-
-    @pytest.mark.parametrize("given", ["wikitext-3", "", "no/such/folder", "hub"])
-    def test_what_is_no_text_is_refused(self, given: str):
-        with pytest.raises(
-            ValueError, match=rf"^corpus must be wikitext-2, .* got '{given}', whic"
-        ):
-            asked(given)
 
     def test_a_text_too_short_for_a_window_is_refused(self, texts, tmp_path):
         (texts / "train.txt").write_text("too short to learn from\n" * 4)
@@ -169,19 +118,8 @@ class TestTexts:
         (folder / "train.txt").write_text("a b c\n")
         FIG6.check_needs(asked(name))
 
-    def test_fig_8_needs_its_text_too(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.delenv("JOMA_SHARED", raising=False)
-        with pytest.raises(ValueError, match=r"^text wikitext-2 needs"):
-            FIG8.check_needs(FIG8.request(scale="full"))
-        FIG8.check_needs(FIG8.request(scale="tiny"))
-
 
 class TestTakes:
-    def test_the_scales_own_text_takes_what_was_measured(self):
-        for scale, measured in FIG6.scales.items():
-            assert FIG6.takes(FIG6.request(scale=scale))[scale] == measured
-
     @pytest.mark.parametrize("corpus", ["wikitext-103", NAMED["wikitext-103"]])
     def test_wikitext_103_takes_hours(self, corpus: str):
         takes = FIG6.takes(asked(corpus, "full"))
@@ -190,22 +128,6 @@ class TestTakes:
         assert takes["full"].seconds == pytest.approx(expected, rel=1e-3)
         assert takes["full"].device == "one H200, estimated and not measured"
         assert takes["small"].seconds > 102
-
-    def test_a_folder_is_said_to_be_a_guess(self, texts):
-        takes = FIG6.takes(asked(texts, "full"))
-        assert takes["full"].device.endswith("not measured, with as many words as WikiText-2")
-        assert takes["tiny"].device == FIG6.scales["tiny"].device
-
-
-@pytest.mark.skipif(
-    not (SHARED / "data" / "wikitext-2" / "train.txt").is_file(),
-    reason=f"there is no WikiText-2 in {SHARED}; JOMA_SHARED names another folder",
-)
-def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
-    monkeypatch.setenv("JOMA_SHARED", str(SHARED))
-    monkeypatch.setitem(setting.SIZES, "tiny", SIZE)
-    made = training.load(figures.size_of(asked("wikitext-2"))).setting
-    assert made.words == SIZE.vocabulary
 
 
 def test_groups_of_two_texts_make_no_figure(tmp_path, texts) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joma.experiments.language import curves, training
-from joma.experiments.language.setting import DEPTHS, SIZES, WATCHED
+from joma.experiments.language import DEPTHS, SIZES, WATCHED, curves, training
 from joma.experiments.language.training import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
 
@@ -20,25 +19,6 @@ SHARED = Path(os.environ.get("JOMA_SHARED") or Path(__file__).parents[3] / "shar
 def test_seeds_of_a_request() -> None:
     assert torch_seeds(0, 3) == [3, 4, 5]
     assert torch_seeds(1, 3) == [6, 7, 8]
-
-
-def test_seeds_without_end_are_torchs_too() -> None:
-    (seed,) = torch_seeds(2**63 - 1, 1)
-    config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    start_as_torch(LanguageModel(config, (0,)), [seed])
-
-
-def test_what_is_drawn_does_not_follow_torchs_defaults() -> None:
-    config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    models = [LanguageModel(config, (0,)) for _ in range(2)]
-    start_as_torch(models[0], [3])
-    torch.set_default_dtype(torch.float64)
-    try:
-        start_as_torch(models[1], [3])
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for one, two in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one, two)
 
 
 def test_members_are_what_a_script_has_after_its_seed() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from joma.experiments import Request
-from joma.experiments.language import training
-from joma.experiments.language.setting import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting
+from joma.experiments.language import LENGTH, LanguageSetting, training
 from joma.experiments.language.training import Windows
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE
@@ -51,23 +50,6 @@ class TestSetting:
             updates += 1
         assert setting.updates_at(steps) == updates
 
-    def test_a_text_shorter_than_a_window_is_refused(self):
-        with pytest.raises(ValueError, match="stream must be longer than a window of 35 words"):
-            LanguageSetting(SIZE, 40, 35, {})
-
-    def test_networks_of_the_published_size(self):
-        size = SIZES["full"]
-        assert [len(size.rates(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
-        assert sum(len(size.rates(depth)) for depth in DEPTHS) * size.seeds == 30
-        seeds = {seed for depth in DEPTHS for _, seed in training.networks_of(size, depth, 0)}
-        assert len(seeds) == 4 * 3
-
-    def test_even_attention(self):
-        rows = torch.ones(LENGTH, LENGTH).tril()
-        entropy = torch.special.entr(rows / rows.sum(-1, keepdim=True)).sum(-1).mean()
-        assert pytest.approx(float(entropy), abs=1e-5) == UNIFORM
-        assert pytest.approx(2.632, abs=5e-4) == UNIFORM
-
 
 class TestWindows:
     @settings(max_examples=40, deadline=None)
@@ -85,32 +67,6 @@ class TestWindows:
             predicted.append(targets[inside])
         found = torch.cat(predicted).sort().values
         assert torch.equal(found, text[:, 1:].flatten().sort().values)
-
-    def test_epochs_follow_each_other(self):
-        windows = Windows(torch.arange(200).view(2, 100))
-        assert (windows.whole, windows.count) == (2, 3)
-        for one, two in zip(windows.at(1), windows.at(4), strict=True):
-            assert torch.equal(one, two)
-
-    def test_all_windows_weigh_every_word_alike(self):
-        windows = Windows(torch.arange(200).view(2, 100))
-        tokens, targets, weights = windows.all()
-        assert tokens.shape == targets.shape == weights.shape == (6, LENGTH)
-        assert torch.equal(tokens[2], torch.arange(35, 70))  # window 1, stream 0
-        assert int((weights > 0).sum()) == 2 * 99
-        assert float(weights.max()) == pytest.approx(1 / 198)
-
-    def test_two_words_are_the_least(self):
-        with pytest.raises(ValueError, match="at least 2 words each, got 1"):
-            Windows(torch.zeros(3, 1, dtype=torch.long))
-
-    def test_the_text_is_cut_as_the_size_says(self):
-        text = training.load(SIZE)
-        assert text.setting.words == 40
-        assert text.train.streams_SN.shape == (2, 90)
-        assert int(text.train.streams_SN.max()) < 40
-        other = training.load(dataclasses.replace(SIZE, vocabulary=41))
-        assert other.setting.digests["tokenizer"] != text.setting.digests["tokenizer"]
 
 
 def watched_by(model, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -1,7 +1,6 @@
 """Fig. 6 and 8: verdicts that can turn, recorded curves, and what is drawn."""
 
 import dataclasses
-import math
 import os
 from pathlib import Path
 
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 
 from joma.experiments import Verdict
+from joma.experiments.language import DEPTHS, RATES, results
 from joma.experiments.language import curves as recordings
-from joma.experiments.language import figure as figures
-from joma.experiments.language import findings
 from joma.experiments.language.curves import EntropyCurves
-from joma.experiments.language.setting import DEPTHS, RATES
 from tests.experiments._language import FULL, curves, depths, rates, write_reference
 
 SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
@@ -21,7 +18,7 @@ SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"
 
 class TestVerdict:
     def test_depths(self):
-        outcome = findings.judge_depths(depths(), FULL)
+        outcome = results.judge_depths(depths(), FULL)
         assert outcome.agrees
         assert "5.357, 5.255, 5.169, 5.110 at 1, 2, 5 and 10 layers" in outcome.finding
         assert "with 1 layer in layer 0 (3/3)" in outcome.finding
@@ -36,13 +33,9 @@ class TestVerdict:
         ],
     )
     def test_depths_that_differ(self, changed):
-        assert not findings.judge_depths(depths(**changed), FULL).agrees
+        assert not results.judge_depths(depths(**changed), FULL).agrees
 
-    def test_depth_5_need_not_bounce(self):
-        flat = curves(5, loss=5.169, low=1.4, end=1.4)
-        assert findings.judge_depths(depths(d5=flat), FULL).agrees
-
-    @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
+    @pytest.mark.parametrize("judge", [results.judge_depths, results.judge_rates])
     def test_spoiled_arithmetic_is_said(self, judge):
         every = {**depths(), **rates()}
         odd = dataclasses.replace(every[5, 1e-4], share_apart=0.0115)
@@ -55,14 +48,14 @@ class TestVerdict:
 
     def test_what_is_missing_is_named(self):
         some = {key: own for key, own in depths().items() if key[0] < 5}
-        outcome = findings.judge_depths(some, FULL)
+        outcome = results.judge_depths(some, FULL)
         assert outcome.verdict is Verdict.INCOMPLETE
         assert "depth-5, depth-10" in outcome.finding
         assert len(outcome.table) == 2
-        assert findings.judge_rates({}, FULL).verdict is Verdict.INCOMPLETE
+        assert results.judge_rates({}, FULL).verdict is Verdict.INCOMPLETE
 
     def test_rates(self):
-        outcome = findings.judge_rates(rates(), FULL)
+        outcome = results.judge_rates(rates(), FULL)
         assert outcome.agrees, outcome.finding
         assert "collapses in every network at 1e-3 and 1e-2" in outcome.finding
 
@@ -77,13 +70,9 @@ class TestVerdict:
         ],
     )
     def test_rates_that_differ(self, changed: EntropyCurves):
-        assert not findings.judge_rates(rates(changed=changed), FULL).agrees
+        assert not results.judge_rates(rates(changed=changed), FULL).agrees
 
-    def test_at_1e_2_the_loss_may_be_a_tenth_off(self):
-        far = curves(5, 1e-2, loss=6.85, low=0.1, end=0.05)
-        assert findings.judge_rates(rates(far=far), FULL).agrees
-
-    @pytest.mark.parametrize("judge", [findings.judge_depths, findings.judge_rates])
+    @pytest.mark.parametrize("judge", [results.judge_depths, results.judge_rates])
     def test_a_smaller_size_is_not_comparable(self, judge):
         every = {**depths(), **rates()}
         narrow = dataclasses.replace(FULL, size=dataclasses.replace(FULL.size, width=100))
@@ -94,21 +83,6 @@ class TestVerdict:
         still = judge({**every, (5, 1e-4): stuck}, narrow)
         assert still.verdict is Verdict.NOT_COMPARABLE
         assert "does not fall in every network" in still.finding
-
-    def test_what_is_tested_is_said(self):
-        assert "a bounce in layer 0 of every network of 1 and 2 layers" in (
-            findings.judge_depths(depths(), FULL).finding
-        )
-        assert "no bounce is" in findings.judge_rates(rates(), FULL).finding
-
-    def test_the_findings_are_counted_by_layer_and_by_network(self):
-        own = curves(2)
-        entropy = own.entropy.copy()
-        entropy[1, 5:, 2] = 0.1
-        own = dataclasses.replace(own, entropy=entropy)
-        assert (own.collapsed, own.collapses) == ([0, 1], 1)
-        assert own.bounced == [3, 2]
-        assert own.bounced == [3, 2]
 
 
 class TestReference:
@@ -129,7 +103,10 @@ class TestReference:
             (lambda text: text + "2,0.0001,0,0,0\n", "got '2,0.0001,0,0,0' in line"),
             (lambda text: text + "2,0.0001,0,x,0,1.0\n", "got '2,0.0001,0,x,0,1.0' in line"),
             (lambda text: text + "2,0.0001,9,0,0,nan\n", "must have finite numbers"),
-            (lambda text: text + "2,0.0001,9,0,0,1.0\n", "seed 9 has no step 1000 in layer 0"),
+            (
+                lambda text: text + "2,0.0001,9,0,0,1.0\n",
+                "must have every layer, step and seed .* missing of 2",
+            ),
         ],
     )
     def test_a_damaged_record_gets_one_sentence(self, tmp_path, change, sentence: str):
@@ -159,27 +136,20 @@ class TestReference:
         assert pair.begins == 0
         assert (pair.depth, pair.layer, pair.measurements) == (1, 0, 59)
 
-    def test_only_common_steps_of_the_same_networks_are_compared(self):
-        recorded = curves(1)
-        assert not recordings.compare({(1, 1e-3): curves(1, 1e-3)}, {(1, 1e-4): recorded})
-        shifted = dataclasses.replace(recorded, steps=tuple(s + 1 for s in recorded.steps))
-        assert not recordings.compare({(1, 1e-4): shifted}, {(1, 1e-4): recorded})
-        assert math.isnan(recordings.pearson(np.ones(4), np.arange(4.0)))
-
     def test_checks_of_depths_can_turn(self):
         recorded = depths()
-        checks = findings.check_depths(recordings.compare(recorded, recorded))
+        checks = results.check_depths(recordings.compare(recorded, recorded))
         assert [check.holds for check in checks] == [True] * 5
         far = depths(d5=curves(5, low=2.4, end=1.2), d10=curves(10, low=2.4, end=1.2, start=2.6))
-        checks = findings.check_depths(recordings.compare(far, recorded))
+        checks = results.check_depths(recordings.compare(far, recorded))
         assert [check.holds for check in checks] == [False] * 5
 
     def test_checks_of_rates_can_turn(self):
         recorded = rates()
         pairs = recordings.compare(recorded, recorded)
-        assert all(check.holds for check in findings.check_rates(pairs, recorded, recorded))
+        assert all(check.holds for check in results.check_rates(pairs, recorded, recorded))
         far = {key: curves(5, key[1], 8.0, 0.1, 0.05, start=2.6) for key in recorded}
-        checks = findings.check_rates(recordings.compare(far, recorded), far, recorded)
+        checks = results.check_rates(recordings.compare(far, recorded), far, recorded)
         assert not any(check.holds for check in checks)
 
     def test_the_recorded_runs_are_as_alike_as_known(self):
@@ -196,11 +166,11 @@ class TestReference:
         lowest = {(p.depth, p.layer): (p.lowest, p.end) for p in pairs}
         assert lowest[1, 0] == pytest.approx((1.554, 2.213), abs=1e-3)
         assert lowest[10, 9] == pytest.approx((2.269, 2.503), abs=1e-3)
-        for rate, loss in findings.RECORDED_LOSS.items():
+        for rate, loss in results.RECORDED_LOSS.items():
             assert recorded[5, rate].best.mean() == pytest.approx(loss, abs=6e-4)
-        assert findings.judge_depths(shown_with_ranks(shown), FULL).agrees
+        assert results.judge_depths(shown_with_ranks(shown), FULL).agrees
         swept = {(5, rate): recorded[5, rate] for rate in RATES}
-        assert findings.judge_rates(shown_with_ranks(swept), FULL).agrees
+        assert results.judge_rates(shown_with_ranks(swept), FULL).agrees
 
 
 def shown_with_ranks(recorded: dict) -> dict:
@@ -213,7 +183,7 @@ def shown_with_ranks(recorded: dict) -> dict:
 
 class TestFigures:
     def test_a_panel_for_each_depth_above_its_ranks(self):
-        figure = figures.draw_depths(depths(), depths())
+        figure = results.draw_depths(depths(), depths())
         assert figure is not None
         assert len(figure.axes) == 8
         titles = [ax.get_title().splitlines()[0] for ax in figure.axes[:4]]
@@ -221,16 +191,7 @@ class TestFigures:
         # Each layer's mean, the recorded ones, and even attention.
         assert [len(ax.lines) for ax in figure.axes[:4]] == [3, 5, 11, 21]
         assert [len(ax.lines) for ax in figure.axes[4:]] == [1, 2, 5, 10]
-        alone = figures.draw_depths(depths(), {})
+        alone = results.draw_depths(depths(), {})
         assert alone is not None
         assert [len(ax.lines) for ax in alone.axes[:4]] == [2, 3, 6, 11]
-        assert figures.draw_depths({}, {}) is None
-
-    def test_a_panel_for_each_rate_and_one_of_losses(self):
-        figure = figures.draw_rates(rates(), rates())
-        assert figure is not None
-        titles = [ax.get_title() for ax in figure.axes]
-        assert titles[:2] == ["learning rate 1e-6", "learning rate 5e-6"]
-        assert titles[-1] == "best validation loss"
-        assert len(titles) == 8
-        assert figures.draw_rates({}, {}) is None
+        assert results.draw_depths({}, {}) is None

@@ -1,9 +1,6 @@
 """Table 1 at its smallest, and what its numbers are made to say."""
 
 import dataclasses
-import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,34 +8,12 @@ import pytest
 from joma.data import LatentHierarchy
 from joma.experiments import EXPERIMENTS, Verdict
 from joma.experiments.table1 import printed
-from joma.experiments.table1.nodes import CellResults
 from joma.experiments.table1.printed import CELLS, GROUPS, LEVELS, MEASURES, SIZES, Table1Cell
+from joma.experiments.table1.results import CellResults
 from joma.runs import Run
-from tests.cli._command import joma
 
 EXPERIMENT = EXPERIMENTS["table1"]
 TINY = SIZES["tiny"]
-
-
-def test_every_cell_is_there_with_its_published_numbers():
-    assert len(CELLS) == 12
-    assert [len(cells) for cells in GROUPS.values()] == [2] * 6
-    by_name = {cell.name: cell.published for cell in CELLS}
-    # From the printed table, a corner each.
-    assert by_name["C20-N2-10-20"] == (0.99, 0.81)
-    assert by_name["C30-N3-20-30"] == (0.95, 0.66)
-    assert by_name["C50-N3-10-20"] == (0.99, 0.64)
-    seeds = [seed for cell in CELLS for seed in cell.seeds(0, 5)]
-    assert len(set(seeds)) == 60
-
-
-def test_the_published_setting():
-    full = SIZES["full"]
-    assert (full.seeds, full.width, full.hidden) == (5, 1024, 4096)
-    assert (full.learning_rate, full.steps) == (1e-5, 10_000)
-    assert {0, 1, 1000, 2000, 10_000} <= set(full.measure_at)
-    options = {"hidden": 400, "learning-rate": 1e-4}
-    assert full.with_options(options) == dataclasses.replace(full, hidden=400, learning_rate=1e-4)
 
 
 def test_a_network_is_measured_as_by_hand(tmp_path):
@@ -87,22 +62,6 @@ def test_a_network_is_measured_as_by_hand(tmp_path):
     assert np.isnan(read("held_out_classes")[2]).all()  # a class is in one half alone
 
 
-def test_one_group_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ("reproduce", "table1", "--scale", "tiny", "--group", "C20-N2", "--hidden", "32")
-    result = joma(*arguments, "--out", "here", "--device", "cpu", "--json")
-    (record,) = json.loads(result.stdout)
-    assert [(row["cell"], row["s"]) for row in record["table"]] == [
-        (f"C=20 N=2 {latents}", s) for latents in ("(10, 20)", "(20, 30)") for s in "012"
-    ]
-    assert Run.open("here").config["options"] == {"learning-rate": None, "hidden": 32}
-    assert Run.open("here/groups/C20-N2").config["hidden"] == 32
-    refused = joma(*arguments[:-1], "64", "--out", "here", "--device", "cpu")
-    assert refused.exit_code == 2
-    assert re.search("hidden 32.*hidden 64|hidden.*32.*64", refused.stderr.replace("\n", " "))
-    assert not Path("here/groups/C20-N3").exists()
-
-
 def made_up(trained: float, untrained: float, kept: float) -> CellResults:
     """Results in which every cell reads the published numbers plus something."""
     cells = tuple(CELLS)
@@ -144,27 +103,6 @@ def test_some_cells_alone_are_incomplete():
         whole={name: values[:2] for name, values in whole.whole.items()},
     )
     assert judge(part, published_size=True).verdict is Verdict.INCOMPLETE
-
-
-def test_the_power_of_the_control_is_said():
-    words = " ".join(judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
-    assert "C = 20: s = 0 0.30 of 0.7, 0.30 of 0.8" in words
-    assert words.count("0.30 of 0.95") == 6
-
-
-def test_the_words_follow_the_numbers():
-    nothing = " ".join(judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
-    assert nothing.count("less than 0.05") == 4
-    much = " ".join(judge(made_up(0.0, -0.3, 0.4), True).paragraphs)
-    assert "less than 0.05" not in much
-    assert "NCorr by +0.30 at s = 0 and +0.30 at s = 1" in much
-    assert "correlation by +0.40 at s = 0" in much
-
-
-def test_what_these_hierarchies_cannot_read_is_said():
-    words = " ".join(judge(made_up(0.0, 0.0, 0.0), True, bounds=0.78).paragraphs)
-    assert "C20-N2-10-20 at s = 1 (0.81 against at most 0.78)" in words
-    assert "C20-N3-10-20 at s = 1" not in words
 
 
 def test_bounds_count_what_no_class_uses():

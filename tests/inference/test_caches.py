@@ -175,18 +175,6 @@ def test_a_second_version_of_each_policy_reads_the_same(name, policy):
     assert float((full[0] - expected).abs().max()) > 1e-3  # something was dropped, and it matters
 
 
-def test_sinks_stay_in_the_first_slots_without_padding():
-    """Which spares searching for them at every token."""
-    model = tiny("llama")
-    ids = padded(1, 60)[0]
-    with torch.no_grad(), cache(model, Streaming(5, 3)) as kv:
-        for part in ids.split([20, 1, 1, 9, 1, 1, 2, 25], 1):
-            model(part, past_key_values=kv)
-            for layer in kv.layers:
-                assert layer.store is not None
-                assert layer.store.position[0, 0, :3].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("policy", [HeavyHitter(2, 2), HeavyHitter(9, 2)])
 def test_heavy_hitters_in_a_sliding_window(policy):
     model = tiny("mistral", dtype=torch.float64)
@@ -197,32 +185,13 @@ def test_heavy_hitters_in_a_sliding_window(policy):
     torch.testing.assert_close(got[0], expected, rtol=0, atol=1e-6)
 
 
-def test_positions_begin_anew_without_a_trace(monkeypatch):
-    from joma.inference import _cache
-
-    model = tiny("llama", dtype=torch.float64)
-    ids, mask = padded(length=60)
-    chunks = [20, *[1] * 10, 13, *[1] * 17]
-    policy = [Streaming(4, 2), HeavyHitter(3, 3), Streaming(8, 1)]
-    expected, kv = read(model, policy, ids, mask, chunks)
-    assert kv.offset == 0
-    monkeypatch.setattr(_cache, "_REBASE_EVERY", 7)
-    got, kv = read(model, policy, ids, mask, chunks)
-    assert kv.offset >= 35
-    torch.testing.assert_close(got[mask == 1], expected[mask == 1], rtol=0, atol=1e-5)
-
-
-def test_a_row_that_begins_late_keeps_its_sinks_when_positions_begin_anew(monkeypatch):
-    """The first row is long enough for that while the second one is still padding."""
-    from joma.inference import _cache
-
-    monkeypatch.setattr(_cache, "_REBASE_EVERY", 7)
+def test_a_row_that_begins_late_has_sinks_of_its_own():
+    """The first row has dropped tokens while the second one is still padding."""
     model = tiny("llama", dtype=torch.float64)
     ids = torch.randint(1, 97, (2, 60), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
     mask[1, :31] = 0
-    whole, kv = read(model, Streaming(4, 3), ids, mask, [10, 10, 5, 5, *[1] * 30])
-    assert kv.offset >= 35
+    whole, _ = read(model, Streaming(4, 3), ids, mask, [10, 10, 5, 5, *[1] * 30])
     keep = reference.keep_streaming(4, 3)
     for row, first in ((0, 0), (1, 31)):
         expected = reference.logits(model, ids[row : row + 1, first:], keep, in_cache=True)

@@ -31,11 +31,11 @@ def _any(value: object) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Window(0), "n must be a whole number of tokens, at least 1, got 0"),
+        (lambda: Window(0), "n must be a whole number from 1 on, got 0"),
         (lambda: Window(_any(2.5)), "n must be a whole number"),
         (lambda: Window(True), "n must be a whole number"),
         (lambda: Streaming(0), "window must be"),
-        (lambda: Streaming(4, -1), "sinks must be a whole number of tokens, at least 0"),
+        (lambda: Streaming(4, -1), "sinks must be a whole number from 0 on"),
         (
             lambda: Streaming(4, positions=_any("kept")),
             "positions must be one of auto, cache, absolute",
@@ -44,11 +44,11 @@ def _any(value: object) -> Any:
         (lambda: HeavyHitter(4, -1), "recent must be"),
         (lambda: HeavyHitter(4, 4, _any("max")), "score must be one of sum, mean, decay"),
         (lambda: HeavyHitter(4, 4, "decay", 1.5), "decay must be between 0 and 1"),
-        (lambda: Random(4, recent=5), "n must be a whole number of tokens, at least 5"),
+        (lambda: Random(4, recent=5), "n must be a whole number from 5 on"),
         (lambda: parse_policy("h2o"), "cache must be one of full, window:n=N"),
         (lambda: parse_policy("window"), "cache must be written window:n=N"),
         (lambda: parse_policy("window:m=3"), "cache must be written window:n=N"),
-        (lambda: parse_policy("window:n=3,n=4"), "cache must give n once"),
+        (lambda: parse_policy("window:n=3,n=4"), "cache must be written window:n=N, got 'n=4'"),
         (lambda: parse_policy("window:n=many"), "n must be a whole number"),
     ],
 )
@@ -105,8 +105,6 @@ def test_the_cache_must_be_passed_and_used_inside():
     with torch.no_grad(), cache(model, Full()) as kv:
         with pytest.raises(JomaError, match="must be called with past_key_values"):
             model(IDS)
-        with pytest.raises(JomaError, match="inside the with block of another cache"):
-            cache(model, Full()).__enter__()
         model(IDS, past_key_values=kv)
         with pytest.raises(JomaError, match="the cache holds 1 rows"):
             model(IDS.repeat(2, 1), past_key_values=kv)
@@ -141,7 +139,7 @@ def test_a_pass_that_broke_off_inside_of_the_last_layer_is_not_continued(monkeyp
     with torch.no_grad(), cache(model, Window(4)) as kv:
         model(IDS, past_key_values=kv)
         with monkeypatch.context() as patch:
-            patch.setattr(kv.layers[-1].store, "drop_one", interrupt)
+            patch.setattr(kv.layers[-1].store, "shrink", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 model(IDS[:, :1], past_key_values=kv)
         with pytest.raises(JomaError, match="did not end: call reset"):
@@ -154,11 +152,6 @@ def test_assisted_decoding_is_refused():
         model.generate(
             IDS, past_key_values=kv, prompt_lookup_num_tokens=3, max_new_tokens=9, do_sample=False
         )
-
-
-def test_offloading_is_refused():
-    with cache(tiny("llama"), Window(4)) as kv, pytest.raises(JomaError, match="be offloaded"):
-        kv.layers[0].offload()
 
 
 def test_masks_of_four_dimensions_and_training_are_refused():
@@ -189,15 +182,14 @@ def small(kind, **options):
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("bloom", {"n_layer": 2, "n_head": 4}, "attention in a way of its own"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "rotary or learned positions"),
         ("diffllama", {}, "a cache cannot follow it"),
-        ("mamba", {}, "attention in a way of its own"),
+        ("mamba", {}, "layers must attend to everything or to a sliding window"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "dynamic positions cannot use a cache",
         ),
-        ("recurrent_gemma", {}, "layers must attend to everything or to a sliding window"),
     ],
 )
 def test_architectures_that_cannot_be_served(kind, options, words):
@@ -233,8 +225,8 @@ def test_a_model_that_turns_its_keys_in_another_way_has_no_moving_sinks():
 def test_layers_without_positions_are_found():
     model = small("smollm3", num_hidden_layers=4, num_key_value_heads=2)
     with cache(model, Streaming(4, 2)) as kv:
-        turned = [it.kind.is_turned for it in kv.layers]
-    assert turned == [True, True, True, False]
+        rotated = [it.kind.is_rotated for it in kv.layers]
+    assert rotated == [True, True, True, False]
 
 
 def test_a_tried_model_of_another_type_turns_its_keys_by_its_new_frequencies():
@@ -261,12 +253,3 @@ def test_a_cache_of_another_model_is_refused(other: str):
     words = "given to another model than the one it was made for"
     with cache(tiny("llama"), Window(3)) as kv, pytest.raises(JomaError, match=words):
         tiny(other)(IDS, past_key_values=kv)
-
-
-def test_a_gradient_through_a_cache_is_refused_and_reading_is_not():
-    model = tiny("llama")
-    with cache(model, Full()) as kv:
-        logits = model(IDS, past_key_values=kv).logits
-    torch.testing.assert_close(logits, model(IDS).logits)
-    with pytest.raises(JomaError, match="no gradient passes attention"):
-        logits.sum().backward()

@@ -222,7 +222,7 @@ def collapsed_from_step_3(series: Sequence[RecordedSeries], *, ended: bool) -> J
 def test_a_finding_ends_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("joma.train.monitor.findings.judge", collapsed_from_step_3)
+    monkeypatch.setattr("joma.train.findings.judge", collapsed_from_step_3)
     options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
     heard: list[Finding] = []
     watching = MonitorCallback(stop_on={"collapse"}, on_finding=heard.append, **options)

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from joma.errors import JomaError
-from joma.integrations._passes import BackwardPasses
 from joma.integrations.huggingface import PerLayerCallback
 from joma.optim import AdamW8bit, GaLoreAdamW
 from tests.integrations.test_huggingface import Sequences, Stopping
@@ -186,13 +186,15 @@ def test_what_a_trainer_does_after_the_pass_is_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     optimizer = GaLoreAdamW(model, rank=2, per_layer=True, verbose=False)
 
-    def passes(of: Any, **settings: Any) -> BackwardPasses:
-        usual: dict[str, Any] = {"clip": None, "setting": "clip", "scaled": False, "processes": 1}
-        return BackwardPasses([of], **{**usual, **settings})
+    def begin(of: Any, **settings: Any) -> None:
+        usual = {"max_grad_norm": None, "fp16": False, "world_size": 1}
+        arguments = SimpleNamespace(**{**usual, **settings})
+        PerLayerCallback().on_train_begin(arguments, None, None, optimizer=of, model=model)
 
     with pytest.raises(JomaError, match="bfloat16 or float32"):
-        passes(optimizer, scaled=True)
+        begin(optimizer, fp16=True)
     with pytest.raises(JomaError, match="per_layer needs FSDP2"):
-        passes(optimizer, processes=2)
+        begin(optimizer, world_size=2)
     for other in (torch.optim.AdamW(model.parameters()), None):
-        assert not passes(other, scaled=True, processes=2).are_marked
+        begin(other, fp16=True, world_size=2)
+        assert not model._forward_pre_hooks

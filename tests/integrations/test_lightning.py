@@ -247,7 +247,7 @@ def test_a_finding_ends_the_training(
         collapsed = Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less.")
         return Judgement((collapsed,) if max(one.steps[-1] for one in series) >= 3 else ())
 
-    monkeypatch.setattr("joma.train.monitor.findings.judge", judge)
+    monkeypatch.setattr("joma.train.findings.judge", judge)
     options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
     fit(tmp_path, [MonitorCallback(run=tmp_path / "run", stop_on=["collapse"], **options)])
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3]

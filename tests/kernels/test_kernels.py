@@ -53,96 +53,74 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return found
 
 
-def test_a_cpu_has_none_and_nothing_is_said(caplog: pytest.LogCaptureFixture):
-    assert not has_kernels(torch.device("cpu"))
-    assert caplog.text == ""
+def _old(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+    machine.capability = (7, 5)
 
 
-def test_a_gpu_is_tried_once(machine: Machine, caplog: pytest.LogCaptureFixture):
-    assert has_kernels(GPU)
-    assert has_kernels(GPU)
-    assert len(machine.trials) == 1
-    assert caplog.text == ""
+def _of_amd(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.version, "hip", "6.4")
+
+
+def _without_triton(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(sys.modules, "joma.kernels._trial")
+    patch.setitem(sys.modules, "triton", None)
+
+
+def _ending(outcome: Any) -> Any:
+    return lambda machine, patch: setattr(machine, "outcome", outcome)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
+    ("change", "trials", "said"),
     [
-        (False, "one gave wrong numbers"),
-        (RuntimeError("Failed to find C compiler.\nSet CC"), "Failed to find C compiler."),
-        (OSError("no space left"), "no space left"),
+        (_ending(False), 1, "one gave wrong numbers"),
+        (_ending(RuntimeError("no C compiler.\nSet CC")), 1, "no C compiler."),
+        (_old, 0, "Some GPU has compute capability 7.5, Triton needs 8.0"),
+        (_of_amd, 0, "NVIDIA"),
+        (_without_triton, 0, "Triton is not installed"),
     ],
 )
 def test_why_there_are_none_is_said_once(
-    machine: Machine, caplog: pytest.LogCaptureFixture, outcome: Any, said: str
+    machine: Machine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Any,
+    trials: int,
+    said: str,
 ):
-    machine.outcome = outcome
+    assert not has_kernels(torch.device("cpu"))
+    assert caplog.text == ""
+    change(machine, monkeypatch)
     with caplog.at_level(logging.WARNING):
         assert not has_kernels(GPU)
         assert not has_kernels(GPU)
-    assert len(machine.trials) == 1
+    assert len(machine.trials) == trials
     assert len(caplog.messages) == 1
     assert said in caplog.text
     assert "Set CC" not in caplog.text
 
 
-def test_an_old_gpu_is_not_tried(machine: Machine, caplog: pytest.LogCaptureFixture):
-    machine.capability = (7, 5)
+@pytest.mark.parametrize("memory", [torch.OutOfMemoryError, RuntimeError])
+def test_a_gpu_is_tried_once_it_has_memory_and_captures_no_graph(
+    machine: Machine, memory: type[Exception], caplog: pytest.LogCaptureFixture
+):
+    machine.capturing = True
     assert not has_kernels(GPU)
     assert machine.trials == []
-    assert "Some GPU has compute capability 7.5, Triton needs 8.0" in caplog.text
-
-
-def test_a_gpu_that_is_not_nvidias_is_not_tried(
-    machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(torch.version, "hip", "6.4")
+    machine.capturing, machine.outcome = False, memory("CUDA: out of memory")
     assert not has_kernels(GPU)
-    assert machine.trials == []
-    assert "NVIDIA" in caplog.text
-
-
-def test_without_triton_there_are_none(
-    machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delitem(sys.modules, "joma.kernels._trial")
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert not has_kernels(GPU)
-    assert "Triton is not installed" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-    ],
-    ids=["torch", "triton"],
-)
-def test_a_full_gpu_may_have_kernels_later(
-    machine: Machine, error: Exception, caplog: pytest.LogCaptureFixture
-):
-    machine.outcome = error
-    assert not has_kernels(GPU)
-    assert caplog.text == ""
     machine.outcome = True
     assert has_kernels(GPU)
+    machine.capturing = True
+    assert has_kernels(GPU)
+    assert len(machine.trials) == 2
+    assert caplog.text == ""
 
 
 def test_an_error_of_what_ran_before_is_raised(machine: Machine):
     machine.outcome = torch.AcceleratorError("an illegal memory access was encountered")
     with pytest.raises(torch.AcceleratorError):
         has_kernels(GPU)
-
-
-def test_while_a_graph_is_captured_nothing_is_tried(machine: Machine):
-    machine.capturing = True
-    assert not has_kernels(GPU)
-    assert machine.trials == []
-    machine.capturing = False
-    assert has_kernels(GPU)
-    machine.capturing = True
-    assert has_kernels(GPU)
 
 
 @pytest.mark.parametrize("outcome", [True, RuntimeError("broken")])

@@ -1,61 +1,40 @@
-"""Weights found by reading the module tree, against references that use nothing of it.
+"""Weights found by reading the module tree or a file, against references that use nothing of it.
 
 Which rows of a fused matrix make queries and keys is read off the model itself: the output of the
 fused module is replaced by the numbers of its rows, and the numbers that reach the first position
 of attention are the rows. Nothing is turned there by rotary embeddings.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from joma.common.quiet import quietly
-from joma.models import Weight, find_weights
+from joma.models import Weight, WeightFiles, find_stored_weights, find_weights
 from joma.probes.session import probe_weights
-
-transformers = pytest.importorskip("transformers")
+from tests.architectures._models import BY_NAME, build
 
 WIDTH, HEADS = 32, 4
-_SMALL: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_GPT2: dict[str, Any] = {"vocab_size": 61, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS}
 
 
-def _built(model_type: str, **settings: Any) -> nn.Module:
-    with torch.random.fork_rng(), quietly():
-        torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(model_type, **settings)
-        model = transformers.AutoModel.from_config(config).eval()
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return model
+def _built(model_type: str, **settings: Any) -> Any:
+    architecture = BY_NAME[model_type]
+    return build(replace(architecture, own={**architecture.own, **settings}))
 
 
-FUSED = {
-    "falcon by group": ("falcon", {**_SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon with one key": ("falcon", {**_SMALL, "multi_query": True}),
-    "falcon by head": ("falcon", {**_SMALL, "multi_query": False, "alibi": True}),
-    "bloom": ("bloom", {**_SMALL, "n_layer": 2, "n_head": HEADS}),
-    "gpt_neox": ("gpt_neox", {**_SMALL, "intermediate_size": 40}),
-    "persimmon": ("persimmon", {**_SMALL, "intermediate_size": 40, "qk_layernorm": False}),
-    "mpt": ("mpt", {"vocab_size": 61, "d_model": WIDTH, "n_layers": 2, "n_heads": HEADS}),
-    "phi3": ("phi3", {**_SMALL, "intermediate_size": 40, "num_key_value_heads": 2}),
-    "gpt_bigcode with one key": ("gpt_bigcode", {**_GPT2, "multi_query": True}),
-    "gpt_bigcode by head": ("gpt_bigcode", {**_GPT2, "multi_query": False}),
-    "gpt2": ("gpt2", _GPT2),
-    "codegen": ("codegen", {**_GPT2, "rotary_dim": 4}),
-    "modernbert": ("modernbert", {**_SMALL, "intermediate_size": 40}),
+_NOT_BY_GROUP = {"new_decoder_architecture": False}
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon with one key": ("falcon", {**_NOT_BY_GROUP, "multi_query": True}),
+    "falcon by head": ("falcon", {**_NOT_BY_GROUP, "multi_query": False, "num_kv_heads": 4}),
+    "gpt_bigcode by head": ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": 4}),
+    "persimmon": ("persimmon", {"qk_layernorm": False}),
+    **{name: (name, {}) for name in ("falcon", "bloom", "gpt_neox", "mpt", "phi3", "gpt_bigcode")},
+    **{name: (name, {}) for name in ("gpt2", "codegen", "modernbert")},
 }
 
 
@@ -93,7 +72,8 @@ def _rows_seen(model: nn.Module, module: nn.Module, out: int) -> tuple[list[int]
 
 @pytest.mark.parametrize("case", FUSED)
 def test_rows_of_fused_matrices(case: str):
-    model = _built(FUSED[case][0], **FUSED[case][1])
+    model_type, settings = FUSED[case]
+    model = _built(model_type, **settings)
     attention = find_weights(model).attentions[0]
     query, key, value, _ = attention.weights
     assert len({query.name, key.name, value.name}) == 1
@@ -108,68 +88,31 @@ def test_rows_of_fused_matrices(case: str):
     assert (attention.heads, attention.key_heads) == (HEADS, len(rows[1]) * HEADS // len(rows[0]))
 
 
-def test_ranks_are_those_of_the_right_rows():
-    model = _built(*FUSED["falcon by group"][:1], **FUSED["falcon by group"][1])
-    fused = "h.1.self_attention.query_key_value"
-    whole = model.get_parameter(f"{fused}.weight").detach()
-    query, key = _rows_seen_of_last(model, fused, len(whole))
-    ranks = {it.module: it for it in probe_weights(model)}
-    for role, rows in (("query", query), ("key", key)):
-        values = np.linalg.svd(whole[rows].double().numpy(), compute_uv=False)
-        expected = (values**2).sum() / values[0] ** 2
-        got = ranks[f"{fused}[{role}]"]
-        assert got.bound is not None
-        assert abs(got.value - expected) <= got.bound
-
-
-def _rows_seen_of_last(model: nn.Module, path: str, out: int) -> tuple[list[int], list[int]]:
-    """The same of the second layer: the first layer's output is not read."""
-    return _rows_seen(model, model.get_submodule(path.replace("h.1", "h.0")), out)
-
-
 def test_encoder_and_decoder_are_distinguished():
-    settings = {"vocab_size": 61, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2}
-    model = _built("t5", **settings, num_heads=4, decoder_start_token_id=0)
-    found = find_weights(model)
+    found = find_weights(build("t5"))
+    blocks = [("encoder", 0), ("encoder", 1), *(("decoder", layer) for layer in range(3))]
+    assert [block.module for block in found.blocks] == [f"{it}.block.{n}" for it, n in blocks]
     assert [(it.module, it.layer) for it in found.attentions] == [
-        ("encoder.block.0.layer.0.SelfAttention", 0),
-        ("encoder.block.1.layer.0.SelfAttention", 1),
-        ("decoder.block.0.layer.0.SelfAttention", 0),
-        ("decoder.block.0.layer.1.EncDecAttention", 0),
-        ("decoder.block.1.layer.0.SelfAttention", 1),
-        ("decoder.block.1.layer.1.EncDecAttention", 1),
+        (f"{stack}.block.{layer}.layer.{place}", layer)
+        for stack, layer in blocks
+        for place in ("0.SelfAttention", "1.EncDecAttention")[: 1 + (stack == "decoder")]
     ]
     assert all(it.has_scores for it in found.attentions)
-    assert [block.module for block in found.blocks] == [
-        "encoder.block.0",
-        "encoder.block.1",
-        "decoder.block.0",
-        "decoder.block.1",
-    ]
     assert len({weight.module for weight in found.weights}) == len(found.weights)
     assert [weight.name for weight in found.embeddings] == ["shared.weight"]
 
 
 def test_a_shared_block_is_found_once():
-    model = _built("albert", **_SMALL, intermediate_size=40, embedding_size=16)
-    found = find_weights(model)
+    found = find_weights(build("albert"))
     assert len(found.blocks) == len(found.attentions) == len(found.mlps) == 1
 
 
 class TestExperts:
-    SETTINGS: dict[str, Any] = {  # noqa: RUF012
-        **_SMALL,
-        "num_key_value_heads": 2,
-        "intermediate_size": 40,
-        "moe_intermediate_size": 24,
-    }
-
     @pytest.mark.parametrize("size", [16, 32, 64])  # half the width, the width, and twice the width
     @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "llama4_text"])
     def test_axes_of_stacked_matrices(self, model_type: str, size: int):
-        settings = {**self.SETTINGS, "intermediate_size": size, "num_local_experts": 3}
-        if model_type == "llama4_text":
-            settings |= {"head_dim": 8, "intermediate_size_mlp": 40}
+        settings = {"intermediate_size": size, "num_local_experts": 3}
+        settings |= {"interleave_moe_layer_step": 1} if model_type == "llama4_text" else {}
         model = _built(model_type, **settings)
         found = find_weights(model)
         experts = [it for it in found.mlps if it.expert is not None]
@@ -215,44 +158,84 @@ class TestExperts:
 
 
 def test_latent_attention_says_what_is_measured():
-    latent = {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 12,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 10,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-    }
-    model = _built("deepseek_v3", **_SMALL, **latent, intermediate_size=40)
+    model = build("deepseek_v3")
     found = find_weights(model)
     attention = found.attentions[0]
     assert attention.latent
     assert not attention.has_scores
     assert set(found.missing) == {
-        f"layers.{layer}.self_attn.{name}"
+        f"model.layers.{layer}.self_attn.{name}"
         for layer in range(2)
         for name in ("q_a_proj", "kv_a_proj_with_mqa")
     }
     by_role: dict[str, Weight] = {weight.role: weight for weight in attention.weights}
-    whole: Any = model.get_parameter("layers.0.self_attn.kv_b_proj.weight")
+    whole: Any = model.get_parameter("model.layers.0.self_attn.kv_b_proj.weight")
     heads = whole.unflatten(0, (HEADS, 18))
     assert torch.equal(by_role["key"].of(model), heads[:, :8].flatten(0, 1))
     assert torch.equal(by_role["value"].of(model), heads[:, 8:].flatten(0, 1))
 
 
 def test_wrappers_of_a_whole_model():
-    model = _built("llama", **_SMALL, intermediate_size=40)
+    model = build("llama")
     plain = [weight.module for weight in find_weights(model).weights]
     wrapped = nn.Module()
     wrapped.module = model  # as DistributedDataParallel names it
     found = find_weights(wrapped)
     assert [weight.module for weight in found.weights] == [f"module.{name}" for name in plain]
-    assert {(it.heads, it.key_heads) for it in found.attentions} == {(HEADS, HEADS)}
+    assert {(it.heads, it.key_heads) for it in found.attentions} == {(HEADS, 2)}
     compiled = torch.compile(model, backend="eager")
     assert [weight.module for weight in find_weights(compiled).weights] == plain  # type: ignore[arg-type]
+
+
+# Weights in files, by names and shapes, against those of the loaded model
+
+STORED = ("llama", "gpt2", "gpt_bigcode", "gpt_neox", "phi3", "falcon", "bert", "bart", "mixtral")
+
+
+@pytest.mark.parametrize("model_type", STORED)
+def test_the_same_matrices_in_files_as_in_the_model(model_type: str, tmp_path: Path):
+    model = build(model_type)
+    model.save_pretrained(tmp_path)
+    files, expected = WeightFiles(tmp_path), find_weights(model)
+    found = find_stored_weights(files)
+    assert len(found.weights) == len(expected.weights)
+    for it, own in zip(found.attentions, expected.attentions, strict=True):
+        # Bart's configuration has one number for the encoder and one for the decoder.
+        assert (it.heads, it.key_heads) in ((own.heads, own.key_heads), (None, None))
+        assert it.heads is not None or model_type == "bart"
+    left = list(expected.weights)
+    for weight in found.weights:
+        matrix, what = weight.matrix(files.read), (weight.role, weight.layer, weight.expert)
+        same = [it for it in left if (it.role, it.layer, it.expert) == what]
+        (own,) = [it for it in same if torch.equal(it.of(model), matrix)]
+        left.remove(own)
+
+
+def test_names_without_the_prefix_of_the_model(tmp_path: Path):
+    """As the hub has GPT-2."""
+    model = build("gpt2")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    save_file({name.removeprefix("transformer."): it for name, it in whole.items()}, path)
+    found = find_stored_weights(WeightFiles(tmp_path))
+    assert found.attentions[0].module == "h.0.attn"
+    ranks = {it.module: it.value for it in probe_weights(WeightFiles(tmp_path))}
+    own = {it.module: it.value for it in probe_weights(model)}
+    assert {f"transformer.{module}": value for module, value in ranks.items()} == own
+
+
+def test_hostile_names_make_no_trouble(tmp_path: Path):
+    names = ["a..b", ".", "", "x." * 60 + "w", "forward.weight", "_modules.weight", "a.b", "a.b.c"]
+    save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
+    files = WeightFiles(tmp_path)
+    assert not find_stored_weights(files).weights
+    with pytest.raises(ValueError, match="stable_rank cannot be measured"):
+        probe_weights(files)
+
+
+def test_without_a_configuration(tmp_path: Path):
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        find_stored_weights(WeightFiles(tmp_path))

@@ -11,22 +11,8 @@ from joma.models import load
 from joma.models.llama2c import Llama2cTokenizer
 from tests.models import llama2c_reference as reference
 
-PIECES = [
-    " t",
-    "he",
-    "th",
-    " the",
-    "in",
-    "ing",
-    " a",
-    "  ",
-    "aa",
-    "aaa",
-    "é",
-    "éa",
-    " ",
-    *"theinga",
-]
+PIECES = [" t", "he", "th", " the", "in", "ing", " a", "  ", "aa", "aaa", "é", "éa", " "]
+PIECES += "theinga"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -81,8 +67,6 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path, pieces):
     ("header", "message"),
     [
         ((24, 20, 2, 4, 2, 300, 16), r"cut short or no llama2\.c checkpoint: .* should have \d+"),
-        ((2**31 - 1,) * 7, "dim cannot be"),
-        ((24, 20, 2**11, 4, 2, -(2**20), 2**20), "should have"),
         ((24, 20, 200_000, 4, 2, 300, 16), "n_layers must be at most 2048, got 200000"),
         ((0, 20, 2, 4, 2, 300, 16), "dim cannot be 0"),
         ((24, 20, 2, 5, 2, 300, 16), "5 heads cannot share a width of 24"),
@@ -99,15 +83,6 @@ def test_a_header_is_not_believed_before_the_file_bears_it_out(tmp_path, header,
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50_000_000
-
-
-@settings(deadline=None, max_examples=40)
-@given(data=st.binary(max_size=200))
-def test_no_bytes_are_taken_for_a_checkpoint(data, tmp_path_factory):
-    path = tmp_path_factory.mktemp("any") / "model.bin"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.bin"):
-        load(path)
 
 
 @settings(deadline=None, max_examples=200)
@@ -152,16 +127,10 @@ def test_a_megabyte_is_encoded_even_where_it_cannot_be_cut():
     assert tokenizer.encode("a" * 99_999) == [1, alone, *[pair] * 49_999]
 
 
-@settings(deadline=None, max_examples=60)
-@given(data=st.binary(max_size=35))
-def test_no_bytes_break_the_tokenizers_reader(data):
-    with pytest.raises(ValueError, match="the file is"):
-        Llama2cTokenizer.from_bytes(data, "the file")
-
-
-def test_tokens_that_are_none():
+def test_what_is_no_tokenizer_and_tokens_that_are_none():
     tokenizer = Llama2cTokenizer(*reference.vocabulary(PIECES))
     with pytest.raises(ValueError, match=f"below {tokenizer.size}, got 9999"):
         tokenizer.decode([9999])
-    with pytest.raises(ValueError, match="a score for each piece"):
-        Llama2cTokenizer([b"a"] * 9, [0.0])
+    for damaged in (b"", b"\xff" * 35):
+        with pytest.raises(ValueError, match="the file is"):
+            Llama2cTokenizer.from_bytes(damaged, "the file")

@@ -1,5 +1,4 @@
 import json
-import os
 import pickle
 import shutil
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
+from joma.errors import JomaError
 from joma.models import (
     WeightFiles,
     check_tokens,
@@ -22,7 +22,8 @@ from joma.models import (
     untrained,
 )
 from joma.models.hub import model_files
-from joma.models.tokenizers import ByteTokenizer
+from joma.models.loading import check_source, class_of
+from tests.architectures._models import build
 from tests.models.test_weight_files import Trap
 from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens
 
@@ -119,14 +120,6 @@ def test_files_next_to_the_weights_are_not_unpickled(tmp_path, folder):
     assert not (tmp_path / "caught").exists()
 
 
-def test_a_file_cut_short_is_named(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors is cut short") as refused:
-        load(folder)
-    assert "\n" not in str(refused.value)
-
-
 def test_no_weight_is_made_up(folder):
     lower = "model.layers.1.mlp.gate_proj.weight"
     _change_weights(folder, lambda state: state.pop(lower))
@@ -134,10 +127,21 @@ def test_no_weight_is_made_up(folder):
         load(folder)
 
 
-def test_weights_the_configuration_does_not_tell_of(folder):
-    _change_config(folder, num_hidden_layers=2)
-    with pytest.raises(ValueError, match=r"does not mention: model\.layers\.2.* and \d+ more"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 2}, r"does not mention: model\.layers\.2.* and \d+ more"),
+        ({"intermediate_size": 41}, r"has shape \(\d+, \d+\) and should have"),
+        ({"model_type": "nobody"}, "transformers knows, got 'nobody'"),
+        ({"hidden_size": "wide"}, "config.json cannot be used"),
+        ({"quantization_config": {}}, "holds quantized weights"),
+    ],
+)
+def test_configurations_that_cannot_be_used(folder, changes, message):
+    _change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message) as refused:
         load(folder)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_head_for_another_task_does_no_harm(tmp_path):
@@ -154,28 +158,6 @@ def test_an_encoder_without_its_pooler_is_whole(tmp_path):
     _change_weights(tmp_path, lambda state: state.pop("embeddings.word_embeddings.weight"))
     with pytest.raises(ValueError, match=r"lacks embeddings\.word_embeddings\.weight"):
         load(tmp_path)
-
-
-def test_shapes_the_configuration_does_not_have(folder):
-    _change_config(folder, intermediate_size=41)
-    with pytest.raises(ValueError, match=r"has shape \(\d+, \d+\) and should have"):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "config.json is not valid JSON"),
-        ("[]", "with a model_type"),
-        ('{"model_type": "nobody"}', "transformers knows, got 'nobody'"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be used"),
-        ('{"model_type": "llama", "quantization_config": {}}', "holds quantized weights"),
-    ],
-)
-def test_configurations_that_cannot_be_used(folder, content, message):
-    (folder / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        load(folder)
 
 
 def test_code_in_a_folder_is_not_run(tmp_path, folder):
@@ -307,13 +289,7 @@ def test_tokenizers_that_are_none(tmp_path, folder):
         load(tmp_path / "gpt2")
 
 
-def test_bytes():
-    tokenizer = ByteTokenizer()
-    assert tokenizer.decode(tokenizer.encode("é日\n")) == "é日\n"
-    assert max(tokenizer.encode("é日\n")) < tokenizer.size
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["gpt2", "opt projected", "bert", "gemma3"])
 def test_untrained_is_the_same_model_with_fresh_weights(tmp_path, name):
     tiny(name).save_pretrained(tmp_path)
     loaded = load(tmp_path)
@@ -326,27 +302,68 @@ def test_untrained_is_the_same_model_with_fresh_weights(tmp_path, name):
     assert fresh.tokenizer is loaded.tokenizer
     assert "untrained" in fresh.source
     for weight in find_weights(loaded.model).weights:
-        first, second, third, trained = (
+        first, *others = (
             one.model.get_parameter(weight.name) for one in (fresh, again, other, loaded)
         )
-        assert torch.equal(first, second)
-        assert not torch.equal(first, third)
-        assert not torch.equal(first, trained)
+        assert [torch.equal(first, it) for it in others] == [True, False, False]
         assert not first.requires_grad
 
 
-MODELS = os.environ.get("JOMA_MODELS")
+@pytest.mark.parametrize(
+    "name", ["t5", "bart", "whisper", "clip", "vit", "albert", "mixtral", "bloom", "mamba"]
+)
+def test_a_model_of_any_kind_comes_back(tmp_path, name):
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    check_source(tmp_path, reads_text=False)
+    loaded = load(tmp_path)
+    assert type(loaded.model) is type(model)
+    stored = dict(loaded.model.named_parameters())
+    assert stored.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(stored[key], value) for key, value in model.named_parameters())
+    if name in ("clip", "vit"):
+        with pytest.raises(JomaError, match="no embeddings of tokens"):
+            _ = loaded.vocabulary
+    else:
+        assert loaded.vocabulary == 99
 
 
-@pytest.mark.skipif(MODELS is None, reason="JOMA_MODELS names no folder with real models")
-def test_real_models_are_read():
-    """stories15M tells a story; its words are in the vocabulary it was trained with."""
-    assert MODELS is not None
-    loaded = load(os.path.join(MODELS, "stories", "stories15M.bin"))
-    assert loaded.encode("Once upon a time, there was")[1:5] == [9038, 2501, 263, 931]
-    with torch.no_grad():
-        message = loaded.model.generate(  # type: ignore[operator]
-            torch.tensor([loaded.encode("Once upon a time")]), max_new_tokens=12, do_sample=False
-        )
-    assert loaded.tokenizer is not None
-    assert "there was a little girl named Lily" in loaded.tokenizer.decode(message[0].tolist())
+def test_a_part_of_a_larger_checkpoint_is_whole(tmp_path):
+    """An encoder class loads from the files of encoder and decoder."""
+    build("t5").save_pretrained(tmp_path)
+    _change_config(tmp_path, architectures=["T5EncoderModel"])
+    assert type(load(tmp_path).model) is transformers.T5EncoderModel
+
+
+@pytest.mark.parametrize("named", [[["x"]], [None], "x", ["os"], ["\x1b[2J"]])
+def test_odd_names_of_classes_give_the_base_model(named):
+    config = transformers.LlamaConfig()
+    config.architectures = named
+    assert class_of(config) is transformers.LlamaModel
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers above 2048, got 1000000000"),
+        ({"num_labels": 10**9}, "num_labels above"),
+        ({"intermediate_size": 2**40}, r"should have \(1099511627776, 24\)"),
+    ],
+)
+def test_what_a_configuration_asks_for_is_compared_before_it_is_built(
+    folder, monkeypatch, change, message
+):
+    def never(*arguments, **options):
+        raise AssertionError("the model was built")
+
+    _change_config(folder, **change)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", never)
+    for call in (load, lambda folder: check_source(folder, reads_text=False)):
+        with pytest.raises(JomaError, match=message):
+            call(folder)
+
+
+def test_names_of_classes_are_no_settings(folder):
+    labels = {"label2id": {"landing stage": 9000}, "id2label": {"9000": "x"}}
+    _change_config(folder, **labels)
+    load(folder)

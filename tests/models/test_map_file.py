@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,6 @@ from torch import nn
 from joma.errors import JomaError
 from joma.models import Architecture, Part, Place, Rows, find_weights, load_map
 
-MAP: dict[str, Any] = {
-    "name": "own",
-    "prefixes": ["", "body."],
-    "embedding": "table",
-    "query": {"name": "blocks.{layer}.mix", "part": {"index": 0, "of": 3, "by_head": True}},
-    "key": {"name": "blocks.{layer}.mix", "part": {"index": 1, "of": 3, "by_head": True}},
-    "value": {"name": "blocks.{layer}.mix", "part": {"start": 4, "stop": 6, "of": 6}},
-    "mlp_lower": {"name": "blocks.{layer}.first", "transposed": True},
-    "layer": "blocks.{layer}",
-    "attention": "blocks.{layer}",
-    "mlp_down": "blocks.{layer}.second",
-    "heads": 2,
-}
 TOML = """
 name = "own"
 prefixes = ["", "body."]
@@ -46,6 +34,7 @@ part = { start = 4, stop = 6, of = 6 }
 name = "blocks.{layer}.first"
 transposed = true
 """
+MAP: dict[str, Any] = tomllib.loads(TOML)
 
 
 def _written(folder: Path, contents: Any, name: str = "map.json") -> Path:
@@ -102,28 +91,17 @@ def test_a_map_finds_what_reading_the_tree_does_not(tmp_path: Path):
     ("change", "message"),
     [
         ({"querry": "x"}, "entries among .*got 'querry'"),
-        ({"query": None}, "query must be a name or a table"),
         ({"query": 3}, "query must be a name or a table of name, part, transposed, got 3"),
         ({"query": {"nam": "x"}}, "query must have entries among name, part, transposed"),
-        ({"query": {"name": ""}}, r"query\.name must be a name"),
         ({"query": {"name": "a.{layer}", "transposed": 1}}, "transposed must be true or false"),
-        ({"query": {"name": "a.{layer}", "part": 1}}, "part must be a name or a table"),
-        (
-            {"query": {"name": "a.{layer}", "part": {"index": "0", "of": 3}}},
-            "index must be a whole",
-        ),
         ({"query": {"name": "a.{layer}", "part": {"index": 3, "of": 3}}}, "0 <= index < of"),
         (
             {"query": {"name": "a.{layer}", "part": {"start": 3, "stop": 2, "of": 3}}},
             "start < stop",
         ),
-        ({"query": "a.0.b"}, r"query must have \{layer\} once"),
         ({"embedding": "a.{layer}"}, "embedding must not have"),
         ({"prefixes": "model."}, "prefixes must be a list of names"),
-        ({"prefixes": []}, "at least one"),
         ({"heads": 0}, "heads must be a number or an attribute"),
-        ({"heads": True}, "heads must be a number or an attribute"),
-        ({"mlp_down": 2}, "mlp_down must be a name"),
     ],
 )
 def test_mistakes_are_reported_in_one_sentence(
@@ -151,11 +129,6 @@ def test_files_that_hold_no_map(name: str, contents: str, message: str, tmp_path
     with pytest.raises(JomaError, match=message) as refused:
         load_map(_written(tmp_path, contents, name))
     assert "\n" not in str(refused.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(JomaError, match=r"cannot be read \(No such file"):
-        load_map(tmp_path / "map.json")
 
 
 def test_the_example_of_the_documentation(tmp_path: Path):

@@ -77,3 +77,36 @@ def test_what_is_not_lora_is_left_out_by_name():
     found = find_weights(model)
     assert "DoRA" in found.missing["base_model.model.model.layers.0.self_attn.q_proj"]
     assert not any(weight.role == "query" for weight in found.weights)
+
+
+@pytest.mark.parametrize("active", [["first"], ["second"], ["first", "second"], []])
+@pytest.mark.parametrize("merged", [False, True])
+def test_only_what_is_active_and_not_merged_is_added(active: list[str], merged: bool):
+    torch.manual_seed(0)
+    given = {"lora_alpha": 6, "target_modules": ["q_proj"], "init_lora_weights": False}
+    with quietly():
+        model: Any = peft.get_peft_model(tiny("llama"), peft.LoraConfig(r=2, **given), "first")
+        model.add_adapter("second", peft.LoraConfig(r=3, **given))
+        model.base_model.set_adapter(active)
+        if not active:
+            model.base_model.disable_adapter_layers()
+        elif merged:
+            model.base_model.merge_adapter()
+    weight = next(it for it in find_weights(model).weights if it.role == "query")
+    layer = model.get_submodule(weight.module)
+    expected = _computed(layer, layer.in_features)
+    torch.testing.assert_close(weight.of(model).detach(), expected, atol=1e-5, rtol=1e-5)
+    assert len(weight.updates) == (0 if merged else len(active))
+
+
+def test_small_updates_survive_sixteen_bits():
+    model: Any = _wrapped("llama", ["q_proj"])
+    weight = next(it for it in find_weights(model).weights if it.role == "query")
+    layer = model.get_submodule(weight.module)
+    layer.base_layer.to(torch.bfloat16)
+    down, up = layer.lora_A.default.weight, layer.lora_B.default.weight
+    with torch.no_grad():
+        up.mul_(1e-4)
+    weight = next(it for it in find_weights(model).weights if it.role == "query")
+    change = weight.of(model) - layer.base_layer.weight.float()
+    torch.testing.assert_close(change, 3.0 * up @ down, atol=1e-7, rtol=1e-2)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -21,6 +20,7 @@ from joma.models.series import (
     step_of,
     verify,
 )
+from tests.models.test_weight_files import Trap
 
 
 class TestSteps:
@@ -29,13 +29,9 @@ class TestSteps:
         [
             ("step0", 0),
             ("step1000", 1000),
-            ("checkpoint-500", 500),
-            ("000500", 500),
             ("global_step143000", 143_000),
-            ("step1000-tokens4B", 1000),
             ("iter_0000500", 500),
             ("pythia-70m-step512", 512),
-            ("model-7", 7),
             ("final", None),
             ("", None),
         ],
@@ -52,9 +48,7 @@ class TestSeries:
         series = Series.of(tmp_path)
         assert series.steps == (3, 20, 1000)
         assert series.checkpoints[0] == SeriesCheckpoint(3, str(tmp_path / "step3"))
-
-    def test_a_list_of_folders_need_not_be_sorted_nor_there(self, tmp_path):
-        assert Series.of([tmp_path / "b-10", tmp_path / "a-9"]).steps == (9, 10)
+        assert Series.of([tmp_path / "b-10", tmp_path / "a-9"]).steps == (9, 10)  # not yet there
 
     def test_revisions_of_a_hub_id(self):
         series = Series.of("EleutherAI/pythia-70m@step1000,step0")
@@ -77,12 +71,10 @@ class TestSeries:
         [
             ("nowhere", {}, "nowhere is no folder"),
             ("some/model@main", {}, "revision 'main' of some/model must have its step"),
-            ("some/model@", {}, "revision '' of some/model"),
             ([], {}, "must not be empty"),
             (["init", "step3"], {}, "folder init must have its step in its name"),
             (["a/step3", "b/step3"], {}, "a/step3 and b/step3 are both of step 3"),
             ("some/model@step0", {"schedule": "now"}, "got 'now'"),
-            ("some/model@step0", {"schedule": [-1]}, "from 0 on"),
         ],
     )
     def test_what_is_none(self, source, options, message: str):
@@ -178,7 +170,7 @@ class TestVerify:
     def test_a_pickle_that_wants_to_run_is_not_run(self, series):
         (series / "step50" / "model.safetensors").unlink()
         witness = series / "it-ran"
-        (series / "step50" / "pytorch_model.bin").write_bytes(pickle.dumps(_Poison(str(witness))))
+        (series / "step50" / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(witness)))
         assert found(series) == [("unreadable", (50,))]
         assert not witness.exists()
 
@@ -187,14 +179,6 @@ class TestVerify:
         (tmp_path / "step5").mkdir()
         with pytest.raises(ValueError, match=r"none of the 2 checkpoints of .* can be read"):
             verify(Series.of(tmp_path))
-
-
-class _Poison:
-    def __init__(self, witness: str) -> None:
-        self.witness = witness
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.witness}",)
 
 
 def test_a_fingerprint_is_kept_until_a_file_changes(series, tmp_path):

@@ -9,11 +9,8 @@ bfloat16, cuts numbers to bfloat16 instead of rounding them, and does not know t
 # pyright: reportMissingImports=false
 # Triton comes with torch's CUDA builds alone.
 
-import io
 import json
-import shutil
 import sys
-import tempfile
 import time
 from typing import Any
 from unittest import mock
@@ -21,12 +18,6 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.kernels.moments import read_moments
 from joma.optim import GaLoreAdamW
@@ -149,42 +140,6 @@ def compared(shapes=SHAPES, at_once=None, rank_of_gradient=None, **settings):
     }
 
 
-def resumed(**settings):
-    """Return whether runs that resume are equal to the bit, and how far one without kernels is."""
-    whole = made(**settings)
-    trained(*whole, steps=6)
-    first = made(**settings)
-    trained(*first, steps=3)
-    file, folder = io.BytesIO(), tempfile.mkdtemp()
-    torch.save(first[1].state_dict(), file)
-    model = nn.ParameterList(first[0])
-    save(get_optimizer_state_dict(model, first[1]), checkpoint_id=folder, no_dist=True)
-    found: dict[str, Any] = {}
-    for way, kernels in (("file", True), ("dcp", True), ("file", False)):
-        weights, fresh = made(**settings)
-        for one, saved in zip(weights, first[0], strict=True):
-            one.data.copy_(saved.data)
-        if way == "file":
-            file.seek(0)
-            fresh.load_state_dict(torch.load(file, weights_only=True))
-        else:
-            model = nn.ParameterList(weights)
-            with with_kernels(kernels):
-                target = get_optimizer_state_dict(model, fresh)
-            load(target, checkpoint_id=folder, no_dist=True)
-            set_optimizer_state_dict(model, fresh, target)
-        trained(weights, fresh, kernels, steps=3, first=3)
-        pairs = list(zip(weights, whole[0], strict=True))
-        if kernels:
-            found[way] = all(torch.equal(*pair) for pair in pairs)
-        else:
-            found["without_kernels"] = max(distance(*pair) for pair in pairs)
-    shutil.rmtree(folder)
-    strides = {whole[1].state[one]["exp_avg"].stride(0) for one in whole[0]}
-    found["padded"] = 384 in strides  # rows of 333 numbers
-    return found
-
-
 def stacked():
     """Return how far Adam's pass over all stacked parameters is from torch operations."""
     from tests.optim.test_adam import parameters, trained
@@ -211,8 +166,6 @@ CASES: dict[str, Any] = {
     "wide_eight": lambda: compared(((90, 300), (300, 90), (150, 517)), rank=80, bits=8),
     "per_layer": lambda: compared(per_layer=True, betas=(0.8, 0.95)),
     "null_directions": lambda: compared(rank_of_gradient=5, eps=1e-30),
-    "resumed": resumed,
-    "resumed_eight": lambda: resumed(bits=8),
     "stacked": stacked,
 }
 

@@ -21,10 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.errors import JomaError
-from joma.kernels import moments
 from joma.optim import AdamW8bit, GaLore, GaLoreAdamW
-
-TOGETHER = 8
 
 
 @pytest.fixture(scope="module")
@@ -144,24 +141,6 @@ def test_parameters_that_are_not_projected_move_as_under_adamw():
     assert difference(model, other) < 1e-6
 
 
-@pytest.mark.parametrize("shape", [(700,), (40, 30), (7, 5, 3), ()])
-def test_parameters_are_moved_in_pieces_as_under_adamw(shape, monkeypatch):
-    monkeypatch.setattr(moments, "ROWS_AT_ONCE", 100)
-    random = torch.Generator().manual_seed(0)
-    one = nn.Parameter(torch.randn(shape, generator=random))
-    other = nn.Parameter(one.detach().clone())
-    matrix = nn.Parameter(torch.randn(20, 20, generator=random))
-    groups = [{"params": [matrix], "rank": 4}, {"params": [one]}]
-    optimizer = GaLoreAdamW(groups, 1e-2, weight_decay=0.1, verbose=False)
-    reference = torch.optim.AdamW([other], 1e-2, weight_decay=0.1)
-    for _ in range(20):
-        one.grad = torch.randn(shape, generator=random)
-        other.grad = one.grad.clone()
-        optimizer.step()
-        reference.step()
-    assert torch.allclose(one, other, atol=1e-6)
-
-
 def test_sgd_with_momentum_under_a_full_rotation_is_sgd():
     model, other = network(), network()
     optimizer = GaLore(torch.optim.SGD, model, 0.1, rank=19, momentum=0.9, verbose=False)
@@ -198,17 +177,6 @@ def test_inner_optimizers_learn(inner, settings, moments):
     optimizer = GaLore(inner, model, rank=8, gap=20, moments=moments, verbose=False, **settings)
     train(model, optimizer, 150)
     assert loss_of(model, batch(999, 256)).item() < 0.8 * before
-
-
-@pytest.mark.parametrize("moments", ["keep", "project", "rotate", "align", "reset"])
-@pytest.mark.parametrize("bits", [None, 8])
-def test_learns_whatever_becomes_of_the_moments(moments, bits):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(24, 200), nn.Tanh(), nn.Linear(200, 24))
-    optimizer = make(model, rank=12, gap=20, moments=moments, bits=bits, projector_bits=bits)
-    before = loss_of(model, batch(999, 256)).item()
-    train(model, optimizer, 150)
-    assert loss_of(model, batch(999, 256)).item() < 0.6 * before
 
 
 @pytest.mark.parametrize(
@@ -334,7 +302,7 @@ def test_refreshes_are_staggered_and_counted():
         counts.append(sum(matrix.refreshes for matrix in optimizer.projected))
     new = [after - before for before, after in itertools.pairwise(counts)]
     assert counts[0] == 19
-    assert max(new) == TOGETHER  # not all matrices in one step
+    assert max(new) == 8  # not all matrices in one step
     assert sum(new) == 2 * 19
 
 
@@ -373,20 +341,6 @@ def test_rounding_does_not_move_weights_where_there_is_no_gradient(shape, projec
         optimizer.step()
     values = torch.linalg.svdvals(weight.detach())
     assert values[3] < 1e-5 * values[0]
-
-
-def test_directions_without_a_first_gradient_learn_later():
-    """The gradient that chooses the subspace has rank 1, later ones have rank 4 in the basis."""
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.zeros(24, 16))
-    optimizer = GaLoreAdamW([weight], 0.1, rank=15, gap=1000, verbose=False)
-    weight.grad = torch.randn(24, 1) @ torch.randn(1, 16)
-    optimizer.step()
-    for _ in range(5):
-        weight.grad = torch.randn(24, 16)
-        optimizer.step()
-    values = torch.linalg.svdvals(weight.detach())
-    assert values[14] > 0.05 * values[0]
 
 
 @pytest.mark.parametrize("rank", [4, 0.9])
@@ -489,23 +443,12 @@ def test_non_finite_gradients():
     assert torch.equal(optimizer.state[model[0].weight]["basis"], basis)
 
 
-def test_a_missing_gradient_leaves_its_parameter():
-    model = network()
-    optimizer = make(model)
-    before = model[0].weight.detach().clone()
-    loss_of(model, batch(0)).backward()
-    model[0].weight.grad = None
-    optimizer.step()
-    assert torch.equal(model[0].weight, before)
-    assert model[0].weight not in optimizer.state
-
-
 def test_parameters_added_later():
     model, later = network(), nn.Linear(16, 16)
     optimizer = make(model)
-    optimizer.add_param_group({"params": list(later.parameters()), "rank": 4})
+    optimizer.add_param_group({"params": list(later.named_parameters("later")), "rank": 4})
     assert len(optimizer.projected) == 4
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(9, 9))]})
+    optimizer.add_param_group({"params": [("last", nn.Parameter(torch.zeros(9, 9)))]})
     assert len(optimizer.projected) == 4
     later(torch.randn(8, 16)).square().mean().backward()
     before = later.weight.detach().clone()
@@ -560,10 +503,3 @@ def test_a_state_in_the_middle_of_a_step_is_refused():
         optimizer.state_dict()
     optimizer.zero_grad()
     optimizer.state_dict()
-
-
-def test_it_says_how_many_matrices_it_projects(capsys):
-    make(network(), verbose=True)
-    said = capsys.readouterr().err
-    assert "GaLore projects 3 matrices" in said
-    assert "rank 6" in said

@@ -47,29 +47,5 @@ def test_directions_without_gradient_are_left_to_torch_operations(fast):
     assert fast["null_directions"]["weights"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["resumed", "resumed_eight"])
-def test_a_state_of_the_kernels_resumes_to_the_bit(case):
-    """Moments have padded rows, which a file does not keep."""
-    (found,) = printed("tests.optim.interpreted", case)
-    assert found["padded"]
-    assert found["file"]
-    assert found["dcp"]
-    assert found["without_kernels"] < 0.015
-
-
 def test_stacked_adam_moves_as_torch_operations(fast):
     assert fast["stacked"]["weights"] < 1e-6
-
-
-@pytest.mark.slow
-def test_gpus_with_less_shared_memory_load_less_ahead():
-    """An RTX 4090 and 5090 have 99 KiB for a block where an A100 has 163."""
-    found = printed("tests.optim.fitting", "80", "89", "100", "120", interpret=False)
-    stages = {(one["capability"], one["tile"]): one["stages"] for one in found}
-    assert stages == {
-        (80, "eight"): 4, (80, "wide"): 4, (80, "narrow"): 3,
-        (89, "eight"): 3, (89, "wide"): 3, (89, "narrow"): 3,
-        (100, "eight"): 4, (100, "wide"): 4, (100, "narrow"): 3,
-        (120, "eight"): 3, (120, "wide"): 3, (120, "narrow"): 3,
-    }  # fmt: skip

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.runs import Run, _folder
-from joma.runs._folder import locked
+from joma.runs import Run
 from tests.runs._failing import contents
 
 HOLD = """
@@ -77,7 +76,7 @@ def in_fork(do: Callable[[], bool]) -> bool:
 
 def refused(folder: Path) -> bool:
     try:
-        with locked(folder):
+        with Run.open(folder).locked():
             return False
     except ValueError:
         return True
@@ -185,9 +184,3 @@ def test_another_failure_is_not_hidden(run: Run, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="Input/output"), run.locked():
         pass
-
-
-def test_a_system_without_locks(run: Run, monkeypatch):
-    monkeypatch.setattr(_folder, "fcntl", None)
-    with run.locked(), run.locked():
-        assert is_free(run.path)

@@ -162,11 +162,11 @@ def test_any_history_reads_as_a_plain_list_would(tmp_path_factory, history):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"step": 1.5}, "step must be whole"),
-        ({"step": -1}, "step must be whole"),
-        ({"step": True}, "step must be whole"),
-        ({"step": 2**64}, "step must be whole"),
-        ({"step": None}, "step must be whole"),
+        ({"step": 1.5}, "steps must be whole"),
+        ({"step": -1}, "steps must be whole"),
+        ({"step": True}, "steps must be whole"),
+        ({"step": 2**64}, "steps must be whole"),
+        ({"step": None}, "steps must be whole"),
         ({"name": ""}, "name must be a word"),
         ({"name": 3}, "name must be a word"),
         ({"name": "\ud800"}, "name must be a word"),

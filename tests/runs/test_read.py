@@ -87,8 +87,6 @@ def in_folder(tmp_path: Path, monkeypatch) -> None:
     [
         ("nowhere", {}, "is not a run folder"),
         ([], {}, "got an empty list"),
-        (3, {}, "got int"),
-        ([3], {}, "got int"),
         ("run", {"as_": "csv"}, "as_ must be"),
         ("run", {"metric": "los"}, "got 'los'; there is entropy, loss"),
         ("run", {"metric": ["nothing"]}, "there is entropy, loss"),

@@ -1,6 +1,5 @@
 """A run that is gone on with: what stays, what is refused, and what is written anew."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -172,22 +171,6 @@ def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, 
     with pytest.raises(ValueError, match=r"config\.json (is not valid|must hold)"):
         Run.resume("table1", CONFIG, out=tmp_path)
     assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
-
-
-@pytest.mark.parametrize("resumed", [None, 3, "date", {"date": "today"}, ["today"]])
-def test_a_damaged_environment_is_refused_and_nothing_is_lost(tmp_path: Path, resumed: Any):
-    filled(tmp_path)
-    (tmp_path / "environment.json").write_text(json.dumps({"joma": "0", "resumed": resumed}))
-    (tmp_path / "manifest.json").unlink()
-    for enter in (lambda: Run.open(tmp_path), lambda: Run.resume("table1", CONFIG, out=tmp_path)):
-        with pytest.raises(ValueError, match=r'environment\.json must hold as "resumed" a list'):
-            enter()
-    assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
-
-
-def test_a_run_without_a_name(tmp_path: Path):
-    with pytest.raises(ValueError, match=r'config\.json must hold .* with a word as "name"'):
-        _ = Run(tmp_path, {"seed": 1}, {}).name
 
 
 def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from joma.runs import Run, RunSummary, _folder, _state, list_runs, read_findings, state_of
+from joma.runs import Run, RunSummary, _state, is_locked, list_runs, read_findings, state_of
 
 HOLD = """
 import sys, time
@@ -115,7 +115,7 @@ def test_asking_for_the_state_never_refuses_a_run_that_starts(run: Run):
 
     def ask() -> None:
         while not done.is_set():
-            _folder.is_locked(run.path)
+            is_locked(run.path)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -145,7 +145,7 @@ def test_without_locks_it_counts_when_files_were_written(run: Run, monkeypatch):
         os.utime(path, (long_ago, long_ago))
     summary = RunSummary.of(run)
     assert summary.state == "died"
-    assert summary.reason == "Locks cannot be tested here, and it wrote last 2 hours ago."
+    assert summary.reason == "Locks cannot be tested here, and it wrote last 2.0 h ago."
 
 
 def test_a_run_of_another_machine_is_judged_by_its_files(run: Run, monkeypatch):

@@ -1,8 +1,9 @@
 """Whatever is out of range, whichever argument it is given for: a ValueError that names it."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,14 +12,22 @@ from hypothesis import strategies as st
 
 from joma.theory import (
     block,
+    cdag,
     clusters,
     embeddings,
+    galore,
     hblt,
+    invariants,
     linear,
     marginals,
+    memory,
     nonlinear,
+    scan_snap,
     spectra,
+    stationarity,
 )
+from joma.theory.block import Block, Samples, simulate
+from joma.theory.cdag import CDAG, LINEAR, TANH
 from tests.theory._bad import rejects
 
 GAUSSIAN = marginals.Gaussian()
@@ -148,3 +157,130 @@ class TestExtremes:
     def test_an_empty_matrix_has_no_rank(self, shape: tuple[int, int]):
         assert spectra.stable_rank(np.zeros(shape)) == 0
         assert spectra.rank(np.zeros(shape)) == 0
+
+
+# What is wrong in other ways: shapes, ranges, combinations
+
+ANY: Any = None
+"""Stands for an argument of the wrong type."""
+PAIR = np.full((2, 2), 0.5)
+SAMPLES = Samples(PAIR, gradient=np.ones((2, 1)))
+TREE = hblt.Tree.regular(2, 2, 0.5, [1.0], [0.5])
+CORPUS = scan_snap.Balanced(2, 1, 2).corpus
+RATES: dict[str, Any] = {"eta_y": 1.0, "eta_z": 1.0}
+Z, Y = np.zeros((1, 5)), np.zeros((5, 2))
+NETWORK = CDAG.layered((2, 2, 1), (TANH, LINEAR), 0)
+REVERSIBLE = galore.ReversibleGradient(np.eye(2)[None], np.eye(2)[None], np.eye(2)[None])
+ZERO = np.zeros((2, 2))
+UNEVEN = scan_snap.ScanSnapCorpus(
+    np.array([[0.25, 0.75, 0.0], [0.85, 0.0, 0.15]]), np.array([0, 0]), np.array([0.5, 0.5])
+)
+
+
+def tree(**changes: Any) -> Callable[[], Any]:
+    return lambda: dataclasses.replace(TREE, **changes)
+
+
+def corpus(**changes: Any) -> Callable[[], Any]:
+    return lambda: dataclasses.replace(CORPUS, **changes)
+
+
+MISTAKES: list[tuple[str, Callable[[], Any]]] = [
+    ("attention", lambda: Block("cosine")),
+    ("activation", lambda: Block("exp", "gelu")),
+    ("eta_w", lambda: Block(eta_w=0.0)),
+    ("embeddings", lambda: Block(embeddings=np.ones(3))),
+    ("x", lambda: Samples([[-0.1, 1.1]], gradient=[1.0])),
+    ("gradient", lambda: Samples(PAIR)),
+    ("labels", lambda: Samples(PAIR, labels=[-1, 0])),
+    ("query", lambda: Samples(PAIR, gradient=[1.0, 1.0], query=[0.5, 1.0])),
+    ("classes", lambda: Samples(PAIR, labels=[0, 1], classes=1)),
+    ("initial", lambda: simulate(Block(), SAMPLES, 1, initial=(PAIR,))),
+    ("t", lambda: simulate(Block("exp", "relu"), SAMPLES, 99.0, initial=(np.ones((2, 1)), [1, 1]))),
+    ("descent_step", lambda: simulate(Block(), SAMPLES, [0, 0.5, 1], descent_step=10)),
+    ("block", lambda: invariants.conserved_pointwise(Block("softmax"), [[[1.0]]], [[1.0]])),
+    ("v", lambda: invariants.softmax_logits(Block("softmax"), [1.0], [1.0])),
+    ("z", lambda: invariants.conserved_total(Block(), np.zeros((2, 3, 1)), np.zeros((2, 4)))),
+    ("z", lambda: invariants.conserved_pointwise(Block(), np.zeros((2, 3, 1)), np.zeros(2))),
+    ("block", lambda: memory.logits(Block("exp"), SAMPLES, np.zeros((2, 2, 1)), np.zeros(2))),
+    ("initial", lambda: memory.logits(Block("softmax"), SAMPLES, np.zeros((2, 2, 1)), np.ones(4))),
+    ("v", lambda: memory.logits(Block("softmax"), SAMPLES, np.zeros((2, 4, 1)), np.zeros(2))),
+    (
+        "trajectory",
+        lambda: stationarity.drift(simulate(Block(), Samples(PAIR, gradient=[0.0, 0.0]), [0, 0.1])),
+    ),
+    ("x", lambda: NETWORK.forward(np.ones((4, 3)))),
+    ("step", lambda: NETWORK.train(np.ones((4, 2)), lambda out: out, step=0.0, steps=1)),
+    ("widths", lambda: CDAG.layered((3,), (), 0)),
+    ("nonlinearities", lambda: CDAG.layered((3, 1), (TANH, TANH), 0)),
+    ("weights", lambda: dataclasses.replace(NETWORK, weights=np.full((5, 5), np.nan))),
+    ("trained", lambda: dataclasses.replace(NETWORK, trained=np.ones((5, 5), bool))),
+    ("theta_2", lambda: cdag.correlation_bound(0.1, 4.0, 0.1)),
+    ("threshold", lambda: cdag.random_cases(10, 2, 1.5, 0)),
+    ("slope_max", lambda: cdag.recursion_bound([1.0], [1.0], 0.5, 0.1)),
+    ("mean", lambda: clusters.expectations(GAUSSIAN, [1.0], [1.0, 2.0], 0.0)),
+    ("basis", lambda: clusters.expectations(GAUSSIAN, [1.0, 0], [1.0, 0], 0.0, basis=[[2], [0]])),
+    ("means", lambda: clusters.velocity(GAUSSIAN, [1.0], [[1.0], [2.0]], [1.0], 0.0)),
+    ("distance", lambda: clusters.critical_points(GAUSSIAN, 0.0)),
+    ("signs", lambda: clusters.resting_gradients(GAUSSIAN, [[1.0]], [1.0], 0.0, [0.5])),
+    ("v", lambda: clusters.full_jacobian(GAUSSIAN, [1.0], [[1.0]], [0.0], 0.0)),
+    ("ratio", lambda: clusters.phase(GAUSSIAN, 1.0, 0.0)),
+    ("a", lambda: galore.ReversibleGradient(np.eye(2), np.eye(2)[None], np.eye(2)[None])),
+    ("b", lambda: dataclasses.replace(REVERSIBLE, b=-np.eye(2)[None])),
+    ("w", lambda: REVERSIBLE.gradient(np.zeros((2, 3)))),
+    ("p", lambda: galore.project(ZERO, np.ones((3, 1)), np.ones((2, 1)))),
+    ("rank", lambda: galore.svd_projection(ZERO, 3)),
+    ("refresh", lambda: galore.descend(REVERSIBLE, ZERO, step=1, steps=1, rank=1, refresh=0)),
+    ("noise", lambda: galore.noise_floor(-1.0, rank=1, rows=2, columns=2)),
+    ("height", lambda: hblt.cooccurrence([0, 3], 3, 0.5, 0.5)),
+    ("height", lambda: hblt.dissociation_bound(0.5, 3, 0.1)),
+    ("depth", lambda: hblt.cooccurrence_near_one(0, 0, 0.1)),
+    ("rhos", lambda: hblt.path([0.5, 1.5])),
+    ("class_probs", tree(class_probs=np.array([0.5, 0.6]))),
+    ("child_off_probs", tree(child_off_probs=np.ones((1, 3)))),
+    ("parents of level 1", tree(parents=(np.array([0, 0, 1, 2]),))),
+    ("rhos of level 1", tree(rhos=(np.full(4, -1.1),))),
+    ("a", lambda: TREE.joint((2, 0), (0, 0))),
+    ("node", lambda: TREE.marginal(1, -1)),
+    ("n", lambda: TREE.sample(0, 0)),
+    ("b", lambda: hblt.Tree.regular(1, 1, 0.5, [1.0], [1.0]).conditional((0, 0), (0, 0))),
+    ("leaves", lambda: hblt.posteriors(TREE, np.ones((2, 3)))),
+    ("leaves", lambda: hblt.posteriors(hblt.Tree.regular(2, 2, 1.0, [1.0], [[0.3]]), [[0, 1]])),
+    ("normalizer", lambda: linear.weights([1.0], 0.1, normalizer=0.0)),
+    ("beyond", lambda: linear.weights([1.0], 0.1, beyond=cast(Any, "stop"))),
+    ("df", lambda: marginals.StudentT(1.0)),
+    ("n", lambda: marginals.Ball(cast(Any, 1.5))),
+    ("pdf", lambda: marginals.Density(lambda u: np.exp(-u))),
+    ("pdf", lambda: marginals.Density(ANY)),
+    ("breaks", lambda: marginals.Density(lambda u: np.exp(-u) / 2, breaks=[-1.0])),
+    ("mu", lambda: nonlinear.entropy_fate([38.0, 1.0])),
+    ("scale", lambda: nonlinear.entropy_fate([3, 2, 1], scale=1e9)),
+    ("r", lambda: nonlinear.elapsed(1.0, 1.0)),
+    ("token_given_class", corpus(token_given_class=np.full((2, 5), 0.3))),
+    ("joint", corpus(joint=np.array([1.2, -0.2]))),
+    ("query", corpus(query=np.array([0, 2]))),
+    ("z", lambda: scan_snap.attention(CORPUS, np.zeros((1, 4)))),
+    ("y", lambda: scan_snap.objective(CORPUS, Z, Y.T)),
+    ("eta_y", lambda: scan_snap.flow(CORPUS, Z, Y, eta_y=0.0, eta_z=1.0)),
+    ("initial", lambda: scan_snap.evolve(CORPUS, [1.0], initial={"w": Z}, **RATES)),
+    ("batch", lambda: scan_snap.sample_sequences(CORPUS, 3, 0, 0)),
+    ("frequencies", lambda: scan_snap.sample_gradient(CORPUS, [0], np.ones((2, 5)), Z, Y)),
+    ("class_", lambda: scan_snap.rise_ratio(CORPUS, 9, 1, 2)),
+    ("token", lambda: scan_snap.rise_ratio(CORPUS, 0, 0, 1)),
+    ("corpus", lambda: scan_snap.early_log_gain(UNEVEN, 0, 1, 0, 0.1)),
+    ("margin", lambda: scan_snap.margin_time(-1, eta_y=1, classes=2, distinct_share=1)),
+    ("common_mass", lambda: scan_snap.Balanced(2, 1, 1, common_mass=1.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"), MISTAKES, ids=[f"{n} {name}" for n, (name, _) in enumerate(MISTAKES)]
+)
+def test_a_mistake_is_named(argument: str, call: Callable[[], Any]):
+    rejects(argument, call)
+
+
+@pytest.mark.parametrize(("rho", "rho0", "depth"), [(1, 1, 3), (-1, -1, 2), (0.5, 1, 1)])
+def test_a_token_that_never_occurs_is_refused(rho: float, rho0: float, depth: int):
+    with pytest.raises(ValueError, match="never occurs"):
+        hblt.cooccurrence(0, depth, rho, rho0)

@@ -127,26 +127,6 @@ def test_sufficient_condition_of_the_paper():
         assert clusters.sufficient_condition(exact) == pytest.approx(0.25, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("v", lambda: clusters.expectations(Gaussian(), [0.0, 0.0], [1.0, 1.0], 0.0)),
-        ("mean", lambda: clusters.expectations(Gaussian(), [1.0], [1.0, 2.0], 0.0)),
-        ("bias", lambda: clusters.expectations(Gaussian(), [1.0], [1.0], np.inf)),
-        (
-            "basis",
-            lambda: clusters.expectations(
-                Gaussian(), [1.0, 0.0], [1.0, 0.0], 0.0, basis=[[2], [0]]
-            ),
-        ),
-        ("means", lambda: clusters.velocity(Gaussian(), [1.0], [[1.0], [2.0]], [1.0], 0.0)),
-        ("distance", lambda: clusters.critical_points(Gaussian(), 0.0)),
-    ],
-)
-def test_bad_input_is_named(argument, call):
-    rejects(argument, call)
-
-
 WIDE = Scaled(Gaussian(), 2.0)
 
 
@@ -272,22 +252,6 @@ def test_curve_slope_far_below_zero_and_outside_the_support():
     assert clusters.curve_slope(Gaussian(), -40.0) == pytest.approx(0.0249844042, rel=1e-9)
     with pytest.raises(ValueError, match=r"\bs\b"):
         clusters.curve_slope(Ball(4), -1.5)
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("marginal", lambda: clusters.velocity([Gaussian()], [1.0, 2.0], [[1.0], [2.0]], [1.0], 0)),
-        ("signs", lambda: clusters.resting_gradients(Gaussian(), [[1.0]], [1.0], 0.0, [0.5])),
-        ("bias", lambda: clusters.resting_gradients(Ball(2), [[1.0]], [1.0], -9.0, [1.0])),
-        ("v", lambda: clusters.full_jacobian(Gaussian(), [1.0], [[1.0]], [0.0], 0.0)),
-        ("ratio", lambda: clusters.phase(Gaussian(), 1.0, 0.0)),
-        ("s_minus", lambda: clusters.fixed_bias_ratio(Ball(2), -2.0, 1.0)),
-        ("distance", lambda: clusters.straddles(Gaussian(), 0.0)),
-    ],
-)
-def test_bad_input_of_rest_points_is_named(argument, call):
-    rejects(argument, call)
 
 
 @pytest.mark.parametrize(

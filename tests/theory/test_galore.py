@@ -214,37 +214,3 @@ def test_full_rank_is_plain_gradient_ascent():
     assert run.w[-1] == pytest.approx(w)
     # After the last step no projection is chosen any more.
     assert run.projected_norm[:-1] == pytest.approx(run.gradient_norm[:-1])
-
-
-EYE = np.eye(2)[None]
-GOOD = ReversibleGradient(EYE, EYE, EYE)
-ZERO = np.zeros((2, 2))
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("a", lambda: ReversibleGradient(np.eye(2), EYE, EYE)),
-        ("b", lambda: ReversibleGradient(EYE, -EYE, EYE)),
-        ("c", lambda: ReversibleGradient(EYE, EYE, np.eye(3)[None])),
-        ("w", lambda: GOOD.gradient(np.zeros((2, 3)))),
-        ("g", lambda: galore.project([1.0], [[1.0]], [[1.0]])),
-        ("p", lambda: galore.project(ZERO, np.ones((3, 1)), np.ones((2, 1)))),
-        ("q", lambda: galore.contraction_rate(EYE, EYE, np.eye(2), np.eye(3))),
-        ("rank", lambda: galore.svd_projection(ZERO, 3)),
-        ("step", lambda: galore.refreshed_bound(GOOD, step=2.1, rank=1)),
-        ("steps", lambda: descend(GOOD, ZERO, step=1, steps=-1, rank=1)),
-        ("refresh", lambda: descend(GOOD, ZERO, step=1, steps=1, rank=1, refresh=0)),
-        ("w0", lambda: descend(GOOD, [1.0], step=1, steps=1, rank=1)),
-        ("noise", lambda: galore.noise_floor(-1.0, rank=1, rows=2, columns=2)),
-        (
-            "relative_step",
-            lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=2),
-        ),
-        ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
-        ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),
-    ],
-)
-def test_bad_input_is_refused_by_name(argument, call):
-    with pytest.raises(ValueError, match=f"^{argument} "):
-        call()

@@ -21,7 +21,6 @@ from joma.theory.marginals import (
     radial,
     sphere_constant,
 )
-from tests.theory._bad import rejects
 
 FAMILIES: list[Marginal] = [
     Gaussian(),
@@ -202,24 +201,3 @@ def test_scaled_marginals():
     np.testing.assert_allclose(scaled.first_integral(s), density.first_integral(s), rtol=1e-7)
     np.testing.assert_allclose(scaled.mean_residual(s), density.mean_residual(s), rtol=1e-7)
     assert Scaled(Ball(3), 2.0).reach == 2.0
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("df", lambda: StudentT(1.0)),
-        ("width", lambda: Scaled(Gaussian(), 0.0)),
-        ("df", lambda: StudentT(np.nan)),
-        ("n", lambda: Ball(0)),
-        ("n", lambda: Ball(1.5)),  # pyright: ignore[reportArgumentType]
-        ("n", lambda: radial(np.exp, 0)),
-        ("pdf", lambda: Density(lambda u: np.exp(-u))),
-        ("pdf", lambda: Density(lambda u: -np.exp(-u) / 2)),
-        ("pdf", lambda: Density(lambda u: np.float64(0.5))),  # pyright: ignore[reportArgumentType, reportReturnType]
-        ("pdf", lambda: Density(None)),  # pyright: ignore[reportArgumentType]
-        ("pdf", lambda: Density(lambda u: 1 / (np.pi * (1 + u**2)))),
-        ("breaks", lambda: Density(lambda u: np.exp(-u) / 2, breaks=[-1.0])),
-    ],
-)
-def test_bad_input_is_named(argument, call):
-    rejects(argument, call)

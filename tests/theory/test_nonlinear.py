@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.errors import JomaError
 from joma.theory import nonlinear, spectra
-from tests.theory._bad import rejects
 
 
 def time_of(y, mu):
@@ -178,23 +176,3 @@ def test_stable_rank_without_rows_or_of_one_length():
     assert (fate.first, fate.last) == (0, 0)
     assert fate.ends == pytest.approx(3)
     assert max(fate.drop, fate.rise) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("mu", lambda: nonlinear.entropy_fate([38.0, 1.0])),
-        ("scale", lambda: nonlinear.entropy_fate([1.0], scale=0.0)),
-        ("t", lambda: nonlinear.weights([1.0], -1.0)),
-        ("r", lambda: nonlinear.elapsed(1.0, 1.0)),
-        ("initial", lambda: nonlinear.linear_attention_residual([1.0], 0.1, initial=0.0)),
-    ],
-)
-def test_bad_input_is_named(argument, call):
-    rejects(argument, call)
-
-
-def test_logits_too_large_for_floats_are_refused() -> None:
-    assert nonlinear.entropy_fate([3, 2, 1], scale=1e5).drop == pytest.approx(np.log(3), abs=1e-9)
-    with pytest.raises(JomaError, match="scale times the largest mu² must be at most 1e6"):
-        nonlinear.entropy_fate([3, 2, 1], scale=1e9)

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,18 +58,3 @@ def test_deep_trees_do_not_underflow():
     latent, label = posteriors(tree, np.ones((1, 3000)))
     np.testing.assert_allclose(latent, 1)
     np.testing.assert_allclose(label, [[0.8 / 1.1, 0.3 / 1.1]])
-
-
-@pytest.mark.parametrize(
-    ("leaves", "sentence"),
-    [
-        (np.ones((2, 3)), r"leaves must be 0 or 1 and of shape \(samples, 2\)"),
-        (np.ones(2), r"leaves must be 0 or 1 and of shape \(samples, 2\)"),
-        (np.full((1, 2), 0.5), "leaves must be 0 or 1"),
-        (np.array([[0, 1]]), "leaves must be ones that the tree can have"),
-    ],
-)
-def test_leaves_that_cannot_be_are_refused(leaves, sentence: str):
-    tree = Tree.regular(2, 2, 1.0, [1.0], [[0.3]])
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        posteriors(tree, leaves)

@@ -1,7 +1,7 @@
 """Scan&Snap: the flow is the objective's gradient, its solution and laws hold on it."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -360,59 +360,3 @@ def test_same_seed_same_training():
     ]
     np.testing.assert_array_equal(runs[0].z, runs[1].z)
     assert not np.array_equal(runs[0].z, runs[2].z)
-
-
-CORPUS = Balanced(2, 1, 2).corpus
-RATES: dict[str, Any] = {"eta_y": 1.0, "eta_z": 1.0}
-Z, Y = np.zeros((1, 5)), np.zeros((5, 2))
-
-
-def swapped(**values):
-    return lambda: dataclasses.replace(CORPUS, **values)
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("token_given_class", swapped(token_given_class=np.full((2, 5), 0.3))),
-        ("joint", swapped(joint=np.array([1.2, -0.2]))),
-        ("query", swapped(query=np.array([0, 2]))),
-        ("z", lambda: scan_snap.attention(CORPUS, np.zeros((1, 4)))),
-        ("y", lambda: scan_snap.objective(CORPUS, Z, Y.T)),
-        ("eta_y", lambda: scan_snap.flow(CORPUS, Z, Y, eta_y=0.0, eta_z=1.0)),
-        ("eta_z", lambda: scan_snap.b_rate(CORPUS, Z, Y, eta_z=-1.0)),
-        ("t", lambda: scan_snap.evolve(CORPUS, [-1.0], **RATES)),
-        ("initial", lambda: scan_snap.evolve(CORPUS, [1.0], initial={"w": Z}, **RATES)),
-        ("length", lambda: scan_snap.sample_sequences(CORPUS, 0, 3, 0)),
-        ("batch", lambda: scan_snap.sample_sequences(CORPUS, 3, 0, 0)),
-        ("steps", lambda: scan_snap.train_on_samples(CORPUS, 3, -1, 3, rng=0, **RATES)),
-        ("classes", lambda: scan_snap.sample_gradient(CORPUS, [2], np.ones((1, 5)), Z, Y)),
-        ("frequencies", lambda: scan_snap.sample_gradient(CORPUS, [0], np.ones((2, 5)), Z, Y)),
-        ("weight", lambda: scan_snap.sample_gradient(CORPUS, [0], np.ones((1, 5)), Z, Y, [-1.0])),
-        ("token", lambda: scan_snap.rise_ratio(CORPUS, 0, 0, 1)),
-        ("f_squared", lambda: scan_snap.growth_factor([1.5], [0.0])),
-        ("b", lambda: scan_snap.growth_factor([0.5], [0.0, 1.0])),
-        ("corpus", lambda: scan_snap.early_log_gain(PULLED_DOWN, 0, 1, 0, 0.1)),
-        *(
-            ("class_", lambda call=call, class_=class_: call(CORPUS, cast(Any, class_)))
-            for class_ in (9, -1, 1.5)
-            for call in (
-                lambda corpus, class_: scan_snap.early_log_gain(corpus, class_, 1, 2, 0.1),
-                lambda corpus, class_: scan_snap.rise_ratio(corpus, class_, 1, 2),
-                ScanSnapCorpus.distinct_of,
-            )
-        ),
-        ("factor", lambda: scan_snap.rescaled_time(1.0, 0.0)),
-        ("margin", lambda: scan_snap.margin_time(-1, eta_y=1, classes=2, distinct_share=1)),
-        ("distinct_share", lambda: scan_snap.margin_time(1, eta_y=1, classes=2, distinct_share=2)),
-        ("anchor", lambda: scan_snap.late_b(1e9, Balanced(2, 1, 1), anchor=(9.0, 1), **RATES)),
-        ("tokens", lambda: scan_snap.snapping_time(2, 1, 1.0)),
-        ("distinct", lambda: Balanced(2, 1, 0)),
-        ("common_mass", lambda: Balanced(2, 1, 1, common_mass=1.0)),
-        ("separation", lambda: Balanced(2, 1, 1).b(np.nan)),
-        ("other", lambda: scan_snap.finite_length_bias(1.0, 10, 0)),
-    ],
-)
-def test_bad_input_is_named(name, call):
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        call()

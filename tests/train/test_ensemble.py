@@ -7,9 +7,7 @@ import torch
 from torch.nn import functional
 
 from joma.common.float32 import float32_is_coarse
-from joma.data import Batch
 from joma.train import Ensemble
-from joma.train.loop import LONGEST_CHUNK
 from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.models.test_transformer import plain_copy
 from tests.train._small import DECAYS, RATES, SEEDS, ensemble, hierarchy, losses
@@ -60,22 +58,6 @@ def test_members_do_not_hear_one_another(precision):
                 assert torch.equal(one[member], two[member]) is same
 
 
-def test_a_member_that_breaks_breaks_alone():
-    whole = losses(ensemble(), 40)
-    data = hierarchy()
-
-    def poisoned(step: int | torch.Tensor) -> Batch:
-        batch = data.distinct(128, step)
-        assert batch.weights is not None
-        weights = batch.weights.clone()
-        weights[1] = float("nan")
-        return Batch(batch.tokens, batch.labels, batch.latents, weights, batch.leading)
-
-    broken = losses(ensemble(batches=poisoned), 40)
-    assert bool(broken[:, 1].isnan().all())
-    assert torch.equal(broken[:, [0, 2]], whole[:, [0, 2]])
-
-
 def test_a_state_is_resumed_where_it_was():
     straight = ensemble()
     curve = losses(straight, 70)
@@ -98,13 +80,6 @@ def test_a_state_of_other_networks_is_refused():
     state["model.embedding.weight"] = state["model.embedding.weight"].float()
     with pytest.raises(ValueError, match=r"in torch.float32, but must be \(3, 21, 16\) in torch.f"):
         ensemble().load_state(0, state, {})
-
-
-def test_losses_must_be_fetched_in_time():
-    trained = ensemble()
-    trained.advance(LONGEST_CHUNK)
-    with pytest.raises(ValueError, match="at most 100 losses"):
-        trained.advance(1)
 
 
 def test_precision_is_checked_and_comes_back():

@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,12 @@ from hypothesis import strategies as st
 
 from joma.runs import Run
 from joma.train.findings import (
+    Finding,
     Judgement,
     RecordedSeries,
     attention_bounce,
     attention_collapse,
-    bad_initialisation,
-    diverged_loss,
     judge,
-    loss_spike,
-    not_finite,
-    overfitting,
     series_of,
 )
 
@@ -164,18 +161,33 @@ def test_bounce_depends_on_neither_level_nor_cadence(sixteenths: list[int], shif
 FALLING = np.linspace(10, 3, 100)
 
 
+def of_loss(kind: str, steps: Any, loss: Any, vocabulary: int | None = None) -> Finding | None:
+    """Return what a rule says of a loss."""
+    series = recorded_of(loss=(steps, loss))
+    if vocabulary is not None:
+        series += recorded_of(vocabulary=([1], [vocabulary]))
+    return next(iter(judge(series).of_kind(kind)), None)
+
+
+def over_fitted(steps: Any, validation: Any) -> Finding | None:
+    """Return whether a validation loss is over-fitting while the training loss falls."""
+    falling = range(1, 1000), np.linspace(9, 1, 999)
+    series = recorded_of(loss=falling, validation_loss=(steps, validation))
+    return next(iter(judge(series).of_kind("overfitting")), None)
+
+
 def test_a_loss_that_rises_for_good_has_diverged() -> None:
-    assert diverged_loss(range(100), FALLING) is None
+    assert of_loss("diverged_loss", range(100), FALLING) is None
     spike = FALLING.copy()
     spike[70] = 40
-    assert diverged_loss(range(100), spike) is None
-    found = diverged_loss(range(130), np.concatenate([FALLING, np.full(30, 12.0)]))
+    assert of_loss("diverged_loss", range(100), spike) is None
+    found = of_loss("diverged_loss", range(130), np.concatenate([FALLING, np.full(30, 12.0)]))
     assert found is not None
     assert found.severity == "critical"
     assert "12.000" in found.sentence
     back = np.concatenate([FALLING, np.linspace(3, 6, 30), np.full(20, 6.0)])
-    assert diverged_loss(range(150), back) is None  # most of what it had gained is kept
-    some = diverged_loss(range(150), np.where(np.arange(150) > 120, 8.0, back))
+    assert of_loss("diverged_loss", range(150), back) is None  # most of what it had gained is kept
+    some = of_loss("diverged_loss", range(150), np.where(np.arange(150) > 120, 8.0, back))
     assert some is not None
     assert some.severity == "warning"  # not as bad as it began
 
@@ -183,44 +195,44 @@ def test_a_loss_that_rises_for_good_has_diverged() -> None:
 def test_one_spike_at_the_end_of_few_losses_is_no_divergence() -> None:
     for number in (11, 20, 41, 101):
         loss = np.append(np.linspace(5, 2, number - 1), 40.0)
-        assert diverged_loss(range(number), loss) is None, number
+        assert of_loss("diverged_loss", range(number), loss) is None, number
 
 
 def test_noise_of_a_loss_that_falls_little_is_no_divergence() -> None:
     dice = np.random.default_rng(0)
     for _ in range(50):
         loss = 2.0 - 1e-4 * np.arange(400) + 0.3 * dice.standard_normal(400)
-        assert diverged_loss(range(400), loss) is None
-        assert loss_spike(range(400), loss) is None
+        assert of_loss("diverged_loss", range(400), loss) is None
+        assert of_loss("loss_spike", range(400), loss) is None
 
 
 def test_one_loss_that_is_not_finite_is_not_since_then() -> None:
     loss = FALLING.copy()
     loss[50] = np.nan
-    found = not_finite(range(100), loss)
+    found = of_loss("not_finite", range(100), loss)
     assert found is not None
     assert found.severity == "warning"
     assert found.sentence == "The loss was NaN at step 50 and is finite again (1 of 100 steps)."
     loss[60:] = np.inf
-    found = not_finite(range(100), loss)
+    found = of_loss("not_finite", range(100), loss)
     assert found is not None
     assert (found.severity, found.step) == ("critical", 50)
-    assert not_finite(range(100), FALLING) is None
+    assert of_loss("not_finite", range(100), FALLING) is None
 
 
 def test_a_spike_that_comes_back_is_a_note_and_one_that_stays_is_none() -> None:
     loss = np.concatenate([FALLING, np.full(10, 8.0), np.full(60, 3.1)])
-    found = loss_spike(range(len(loss)), loss)
+    found = of_loss("loss_spike", range(len(loss)), loss)
     assert found is not None
     assert found.severity == "note"
     assert 100 <= found.step <= 110
-    assert loss_spike(range(110), loss[:110]) is None
-    assert loss_spike(range(100), FALLING) is None
+    assert of_loss("loss_spike", range(110), loss[:110]) is None
+    assert of_loss("loss_spike", range(100), FALLING) is None
 
 
 def test_a_first_loss_is_compared_with_that_of_knowing_nothing() -> None:
-    assert bad_initialisation([math.log(1000) * 1.2, 3.0], 1000) is None
-    found = bad_initialisation([20.0, 3.0], 1000)
+    assert of_loss("bad_initialisation", [1, 2], [math.log(1000) * 1.2, 3.0], 1000) is None
+    found = of_loss("bad_initialisation", [1, 2], [20.0, 3.0], 1000)
     assert found is not None
     assert "ln 1000 = 6.91" in found.sentence
     # A sum of losses, or of squares, is nothing that can be compared with ln V.
@@ -233,12 +245,12 @@ def test_a_first_loss_is_compared_with_that_of_knowing_nothing() -> None:
 def test_overfitting_is_a_validation_loss_that_rises_while_training_goes_on() -> None:
     steps = range(0, 1000, 100)
     rising = [4.0, 3.0, 2.5, 2.4, 2.5, 2.7, 2.9, 3.0, 3.1, 3.2]
-    found = overfitting(steps, rising)
+    found = over_fitted(steps, rising)
     assert found is not None
     assert found.step == 300
-    assert overfitting(steps, sorted(rising, reverse=True)) is None
-    assert overfitting(steps, [*sorted(rising, reverse=True)[:-1], 2.41]) is None
-    assert overfitting([0, 100, 200], [4.0, 2.0, 3.0]) is None  # three are too few
+    assert over_fitted(steps, sorted(rising, reverse=True)) is None
+    assert over_fitted(steps, [*sorted(rising, reverse=True)[:-1], 2.41]) is None
+    assert over_fitted([0, 100, 200], [4.0, 2.0, 3.0]) is None  # three are too few
     # After a spike of the training loss, too, the validation loss is above its lowest.
     loss = np.concatenate([np.linspace(4, 1.5, 300), np.full(50, 4.0), np.linspace(3, 1.8, 600)])
     both = recorded_of(loss=(range(1, 951), loss), validation_loss=(steps, rising))
@@ -491,7 +503,7 @@ def test_noise_of_validation_losses_is_no_overfitting() -> None:
     found = 0
     for _ in range(200):
         values = np.linspace(2.0, 1.9, 10) + 0.02 * dice.standard_normal(10)
-        found += overfitting(range(10), values) is not None
+        found += over_fitted(range(10), values) is not None
     assert found <= 4  # 85 without regard to their noise
 
 

@@ -17,7 +17,6 @@ from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.runs import Run
 from joma.train import Ensemble, fit
-from joma.train.loop import LONGEST_CHUNK
 from tests.runs._log import rows
 from tests.train._child import MEASURED_AT, STEPS, Ended, file_of, train
 from tests.train._small import CLASSES, DECAYS, RATES, SEEDS, ensemble, hierarchy
@@ -77,11 +76,6 @@ def test_another_training_is_not_resumed(begun: Path, what: str):
     assert snapshot(begun) == before
 
 
-def test_the_same_training_made_elsewhere_is_resumed(straight: Path, begun: Path):
-    assert train(begun, trained=other()).begun_at == 13
-    assert Ended.of(begun) == Ended.of(straight)
-
-
 def test_fewer_steps_than_were_made_are_refused(begun: Path):
     before = snapshot(begun)
     with pytest.raises(ValueError, match=r"^steps must be at least 13, after which .*, got 12$"):
@@ -134,21 +128,6 @@ def check_log(folder: Path, straight: Path, losses: int, measured: int) -> None:
     assert [row for row in log if row[2] != "loss"] == measured_until(straight, measured)
 
 
-@pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
-def test_an_interrupt_loses_nothing_that_was_logged(
-    straight: Path, folder: Path, checkpoint_seconds: float
-):
-    def interrupt(done: int, _: int) -> None:
-        if done == 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, progress=interrupt, checkpoint_seconds=checkpoint_seconds)
-    check_log(folder, straight, losses=20, measured=20)
-    train(folder)
-    assert Ended.of(folder) == Ended.of(straight)
-
-
 def test_ctrl_c_saves_before_it_ends(straight: Path, folder: Path, caplog):
     """And the next one, while it saves, would not wait."""
 
@@ -185,26 +164,6 @@ def test_sigterm_saves_before_it_ends(straight: Path, folder: Path):
     assert Ended.of(folder) == Ended.of(straight)
 
 
-def test_a_program_keeps_its_own_way_with_sigterm(straight: Path, folder: Path):
-    came: list[int] = []
-
-    def own(number: int, frame: Any) -> None:
-        came.append(number)
-
-    def terminate(done: int, _: int) -> None:
-        if done == 6:
-            signal.raise_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, own)
-    try:
-        train(folder, progress=terminate)
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert came == [signal.SIGTERM]
-    assert Ended.of(folder) == Ended.of(straight)
-
-
 def test_signals_are_left_alone_in_another_thread(straight: Path, folder: Path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     thread = threading.Thread(target=train, args=(folder,))
@@ -228,17 +187,6 @@ def test_ctrl_c_at_the_very_end_is_not_lost(straight: Path, folder: Path, when: 
     assert Ended.of(folder) == Ended.of(straight)
 
 
-def test_a_second_ctrl_c_does_not_wait(folder: Path):
-    def press(done: int, _: int) -> None:
-        if done == 6:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, progress=press, checkpoint_seconds=60.0)
-    assert Run.open(folder).checkpoints.steps == []
-
-
 def test_a_measurement_that_fails_loses_nothing_that_was_logged(straight: Path, folder: Path):
     def fail(step: int) -> None:
         if step == 13:
@@ -254,19 +202,6 @@ def test_a_measurement_that_fails_loses_nothing_that_was_logged(straight: Path, 
     assert [row for row in log if row[2] != "loss"] == [*measured_until(straight, 12), *half]
     train(folder)
     assert Ended.of(folder) == Ended.of(straight)
-
-
-def test_data_that_fail_lose_nothing_that_was_logged(straight: Path, folder: Path):
-    data = hierarchy()
-
-    def batches(step: int | torch.Tensor) -> Any:
-        if step == 15:
-            raise Stop
-        return data.distinct(128, step)
-
-    with pytest.raises(Stop):
-        train(folder, trained=ensemble(batches=batches), checkpoint_seconds=60)
-    check_log(folder, straight, losses=13, measured=13)  # what was made after that was not fetched
 
 
 # Measurements, progress, and how it ends
@@ -289,19 +224,6 @@ def test_a_measure_at_the_step_it_goes_on_from_is_not_repeated(straight: Path, b
     assert train(begun, measured=measured.append).begun_at == 13
     assert measured == [at for at in MEASURED_AT if at > 13]
     assert Ended.of(begun) == Ended.of(straight)
-
-
-def test_slow_steps_are_reported_one_by_one_and_quick_ones_together(folder: Path, monkeypatch):
-    reported: list[int] = []
-    run = Run.open(folder)
-    fit(ensemble((5,), 1e-3, 0.0), run, 227, progress=lambda done, _: reported.append(done))
-    pieces = [after - before for before, after in zip([0, *reported], reported, strict=False)]
-    assert pieces[:3] == [1, 2, 4]
-    assert max(pieces) == LONGEST_CHUNK
-    reported.clear()
-    monkeypatch.setattr(module, "CHUNK_SECONDS", 0.0)
-    fit(ensemble((5,), 1e-3, 0.0), run, 5, progress=lambda done, _: reported.append(done))
-    assert reported == [1, 2, 3, 4, 5]
 
 
 def test_what_has_ended_is_left_alone(folder: Path):

@@ -8,9 +8,12 @@ each, and JOMA_KILLS_SEED another seed of their moments.
 import json
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,6 @@ import numpy as np
 import pytest
 
 from joma.runs import Run, is_run
-from tests.train import _child
-from tests.train._child import Children, after, written
 from tests.train._language import write_text
 
 pytestmark = [
@@ -75,11 +76,11 @@ def _live(folder: Path) -> None:
     from joma.cli._app import app
     from joma.train._checkpointing import CheckpointWriter
 
-    CheckpointWriter.due = lambda self, longest=0.0: not self.busy  # type: ignore[method-assign]
+    CheckpointWriter.due = lambda self: not self.busy  # type: ignore[method-assign]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    _child._say("process", os.getpid())
+    _say("process", os.getpid())
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.argv = ["joma", *arguments(folder)]
@@ -92,12 +93,31 @@ def _live(folder: Path) -> None:
     os._exit(0)
 
 
-class Commands(Children):
-    """Processes that run commands, forked from one that has imported what they need."""
+class Commands:
+    """Processes that run commands, each forked from one that has imported what they need.
 
-    MODULE = "tests.train.test_kills"
+    The server reads folders from its standard input. A dead process keeps its number until the next
+    line comes: who kills it cannot hit another.
+    """
+
     seconds = 0.0
     """How long the last command took."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.train.test_kills"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._server.stdout is not None
+        os.set_blocking(self._server.stdout.fileno(), False)
+        self._heard: list[str] = []
+
+    def close(self) -> None:
+        self._server.communicate(timeout=600)
+        assert self._server.returncode == 0
 
     def live(
         self,
@@ -106,7 +126,7 @@ class Commands(Children):
         number: signal.Signals = signal.SIGKILL,
     ) -> int:
         """Run the command of a folder, which is sent a signal when the moment comes."""
-        self._say(str(folder))
+        self._tell(str(folder))
         process, sent = self._hear("process"), False
         start = time.monotonic()
 
@@ -122,7 +142,7 @@ class Commands(Children):
             os.kill(process, signal.SIGKILL)  # or it would outlive the test
             raise
         self.seconds = time.monotonic() - start
-        self._say("")
+        self._tell("")
         code = self._hear("ended")
         tail = folder.with_suffix(".log").read_text()[-2000:]
         # A figure of a part of the networks does not agree with the published one: 1.
@@ -132,6 +152,51 @@ class Commands(Children):
             assert "Terminated. " in tail
             assert "joma " in tail.rsplit("Terminated. ", 1)[1]  # how to resume
         return code if code in SIGNALS[number] else 0
+
+    def _tell(self, line: str) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(f"{line}\n".encode())
+        self._server.stdin.flush()
+
+    def _hear(self, word: str, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Return the number that is said with a word; what is said before is dropped."""
+        assert self._server.stdout is not None
+        deadline = time.monotonic() + 600
+        while True:
+            meanwhile()
+            self._heard += (self._server.stdout.read() or b"").decode().splitlines()
+            while self._heard:
+                said, number = self._heard.pop(0).split()
+                if said == word:
+                    return int(number)
+            assert self._server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(5e-4)
+
+
+def after(seconds: float, folder: Path) -> Callable[[], bool]:
+    """The moment so long after the run's folder was begun, however long the start takes."""
+    end = 0.0
+
+    def now() -> bool:
+        nonlocal end
+        if not end and (folder / "config.json").exists():
+            end = time.monotonic() + seconds
+        return 0 < end < time.monotonic()
+
+    return now
+
+
+def written(folder: Path, pattern: str, times: int = 1) -> Callable[[], bool]:
+    """The moment at which such a file is being written, not for the first time but a later one."""
+    seen: set[str] = set()
+
+    def now() -> bool:
+        there = os.listdir(folder) if folder.is_dir() else []
+        seen.update(name for name in there if re.fullmatch(rf"\.{pattern}\.\w+\.tmp", name))
+        return len(seen) >= times
+
+    return now
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +305,26 @@ def test_comparing_notices_a_difference(commands: Commands, place: Path):
     assert left(folder) != before
 
 
+def _say(word: str, number: int) -> None:
+    os.write(1, f"{word} {number}\n".encode())  # at once: nobody hears half a line
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        process = os.fork()
+        if process == 0:
+            try:
+                _live(Path(line.rstrip("\n")))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        _say("dead", process)
+        sys.stdin.readline()
+        _, status = os.waitpid(process, 0)
+        _say("ended", os.waitstatus_to_exitcode(status))
+
+
 if __name__ == "__main__":
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (here and not in every process)
 
@@ -247,5 +332,4 @@ if __name__ == "__main__":
     import joma.cli._app
     import joma.train.language  # noqa: F401
 
-    _child._live = _live
-    _child._serve()
+    _serve()

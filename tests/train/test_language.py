@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from joma.random import integers
 from joma.train.language._text import Feed, first_windows, read_tokens
-from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.train._language import begin, logged, make, trainer_of, write_text
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,15 +66,6 @@ def test_a_gpu_reads_the_same_batches(monkeypatch: pytest.MonkeyPatch, share: fl
     for step in (*range(260), 0, 2**40):
         assert there.at(step).is_cuda
         assert torch.equal(there.at(step).cpu(), here.at(step))
-
-
-def test_every_place_of_the_text_is_read_the_last_token_too():
-    feed = Feed(np.arange(8, dtype=np.uint16), 3, 40, 0)
-    starts = {int(start) for step in range(5) for start in feed.at(step)[:, 0]}
-    assert starts == {0, 1, 2, 3, 4}
-    assert not torch.equal(feed.at(0), feed.at(1))
-    with pytest.raises(ValueError, match="window must be below 8, as many tokens"):
-        Feed(np.arange(8), 8, 1, 0)
 
 
 def test_the_first_windows_do_not_overlap_but_for_the_token_to_predict():
@@ -154,15 +144,3 @@ def test_a_text_without_validation(text: Path, tmp_path: Path):
     result = begin(make(text, validation={"every": 0}), tmp_path / "other")
     assert np.isnan(result.validation_loss)
     assert np.isfinite(result.loss)
-
-
-def test_products_are_those_of_float32_whichever_switch_was_used(text: Path, tmp_path: Path):
-    config = make(text)
-    begin(config, tmp_path / "plain")
-    with as_torch_begins():
-        backends: Any = torch.backends
-        backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision = "tf32", "bf16"
-        before = set_in_torch()
-        begin(config, tmp_path / "switched")
-        assert set_in_torch() == before
-    assert logged(tmp_path / "switched", "loss") == logged(tmp_path / "plain", "loss")

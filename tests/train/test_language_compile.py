@@ -15,7 +15,6 @@ from tests.train._language import (
     SIZES,
     Stop,
     begin,
-    ended,
     logged,
     make,
     stop_after,
@@ -131,17 +130,6 @@ def test_losses_are_those_of_an_uncompiled_training(
         np.testing.assert_allclose(compiled, plain, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("graphs")
-@pytest.mark.parametrize("kind", [pytest.param("gpt_neox", marks=pytest.mark.slow), "gpt2"])
-def test_it_resumes_bit_for_bit(text: Path, tmp_path: Path, kind: str):
-    config = make(text, kind, training={"compile": True})
-    begin(config, tmp_path / "straight")
-    with pytest.raises(Stop):
-        begin(config, tmp_path / "run", progress=stop_after(5))
-    assert begin(config, tmp_path / "run").begun_at >= 5
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
-
-
 def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -186,32 +174,6 @@ def test_code_that_computes_something_else_is_not_used(
     assert "its compiled loss is" in caplog.text
     assert not fallen.compute.compiled
     assert steps(fallen, 3) == steps(plain, 3)
-
-
-@pytest.mark.usefixtures("graphs")
-def test_gradients_of_pieces_add_up_in_tensors_of_their_own(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """As with CUDA graphs, whose gradients the next piece overwrites."""
-    training = {"accumulate": 4, "compile": True}
-    expected = steps(trainer_of(make(text, training=training)), 4)
-
-    compile = f"{COMPUTE}.Compute._compile"
-    made = importlib.import_module(COMPUTE).Compute._compile
-
-    def graphed(compute: Any, piece: torch.Tensor) -> None:
-        compute.graphs = True
-        made(compute, piece)
-
-    monkeypatch.setattr(compile, graphed)
-    monkeypatch.setattr("torch.compiler.cudagraph_mark_step_begin", lambda: None)
-    trainer = trainer_of(make(text, training=training))
-    parameters = list(trainer.model.parameters())
-    places = [one.grad.data_ptr() for one in parameters if one.grad is not None]
-    assert len(places) == len(parameters)
-    assert steps(trainer, 4) == expected
-    assert [one.grad.data_ptr() for one in parameters if one.grad is not None] == places
-    assert all(not one.grad.any() for one in parameters if one.grad is not None)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from joma.train.language import (
     TrainingSection,
     read_config,
 )
-from joma.train.language._config import SCHEDULES
 
 FILE = """
 [model]
@@ -121,11 +120,11 @@ def test_files_that_are_none(tmp_path: Path):
 @given(
     steps=st.integers(1, 500),
     warmup=st.integers(0, 500),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(["constant", "cosine", "linear"]),
     final=st.floats(0, 1),
 )
 def test_learning_rates_rise_to_the_highest_and_never_after(
-    steps: int, warmup: int, schedule: str, final: float
+    steps: int, warmup: int, schedule: Any, final: float
 ):
     optimizer = OptimizerSection(learning_rate=0.5, warmup=warmup, schedule=schedule, final=final)
     rates = [optimizer.learning_rate_at(step, steps) for step in range(steps)]

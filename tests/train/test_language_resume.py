@@ -1,8 +1,6 @@
 """Trainings of a language model that were stopped, on full disks and by Ctrl-C, end the same."""
 
 import errno
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +43,6 @@ def test_stopped_anywhere_it_ends_the_same(
         assert step <= result.begun_at <= result.step == STEPS
         assert result.loss == straight.loss
         assert ended(folder) == ended(tmp_path / "straight")
-
-
-def test_one_that_has_ended_is_not_trained_again(text: Path, tmp_path: Path):
-    config = make(text)
-    first = begin(config, tmp_path / "run")
-    before = ended(tmp_path / "run")
-    again = begin(config, tmp_path / "run")
-    assert (again.begun_at, again.step) == (STEPS, STEPS)
-    assert again.loss == first.loss
-    assert ended(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(("kind", "first"), [("gpt_neox", 10), ("gpt2", 12)])
@@ -136,22 +124,6 @@ def test_where_rates_follow_from_the_number_of_steps_it_is_not(
             check_length(asked(steps=steps), run)
     check_length(asked(), run)
     check_length(asked(steps=20, seed=1), run)  # another training anyway
-
-
-def test_ctrl_c_saves_first(text: Path, tmp_path: Path):
-    config = make(text, checkpoints={"seconds": 1e9})
-    begin(config, tmp_path / "straight")
-
-    def interrupt(what: str, done: int, total: int) -> None:
-        if done >= 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        begin(config, tmp_path / "run", progress=interrupt)
-    (saved,) = Run.open(tmp_path / "run").checkpoints.steps
-    assert 3 <= saved < STEPS
-    assert begin(config, tmp_path / "run").begun_at == saved
-    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
 
 
 def test_another_text_is_not_gone_on_with(text: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from joma.errors import JomaError
 from joma.models import enable_checkpointing
-from joma.models.blank import PRESETS, blank_model
+from joma.models.blank import blank_model
 from joma.models.loading import class_of
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.train.memory import (
@@ -94,37 +94,32 @@ def states(found):
     return found.parts["states"], found.parts["projectors"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adamw-8bit"])
-def test_states_are_those_of_the_optimizer(folder, name, dtype):
-    model = real_model(folder, DTYPES[dtype])
-    make = {
-        "adamw": lambda: torch.optim.AdamW(model.parameters()),
-        "sgd": lambda: torch.optim.SGD(model.parameters(), momentum=0.9),
-        "adamw-8bit": lambda: AdamW8bit(model.parameters()),
-    }[name]
-    assert states(estimates(folder, name, dtype=dtype)) == trained(model, make())
+EIGHT = {"bits": 8, "projector_bits": 8}
+MAKERS: dict[str, Any] = {
+    "adamw": lambda model, **_: torch.optim.AdamW(model.parameters(), fused=True),
+    "sgd": lambda model, **_: torch.optim.SGD(model.parameters(), momentum=0.9, fused=True),
+    "adamw-8bit": lambda model, **_: AdamW8bit(model.parameters()),
+    "galore-adamw": lambda model, **settings: GaLoreAdamW(
+        model, rank=RANK, gap=1, verbose=False, **settings
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("folder", "side", "bits", "projector_bits"),
+    ("name", "settings"),
     [
-        (LLAMA, "short", None, None),
-        (LLAMA, "left", 8, None),
-        (LLAMA, "right", 8, 8),
-        (LLAMA, "smallest", None, 8),
-        (GPT2, "short", 8, None),
-        (GPT2, "smallest", None, None),
+        ("adamw", {}),
+        ("sgd", {}),
+        ("adamw-8bit", {}),
+        ("galore-adamw", {"side": "left", "bits": 8}),
+        ("galore-adamw", {"side": "right", **EIGHT}),
+        ("galore-adamw", {"side": "smallest", "projector_bits": 8}),
     ],
-    indirect=["folder"],
 )
-def test_states_of_galore_are_those_of_the_optimizer(folder, side, bits, projector_bits):
-    settings = {"side": side, "bits": bits, "projector_bits": projector_bits}
+def test_states_are_those_of_the_optimizer(folder, name, settings):
     model = real_model(folder, torch.bfloat16)
-    real = trained(model, GaLoreAdamW(model, rank=RANK, verbose=False, **settings))
-    found = estimates(folder, "galore-adamw", projection=ProjectionSettings(RANK, **settings))
-    assert states(found) == real
-    assert real[1] > 0
+    real = trained(model, MAKERS[name](model, **settings))
+    assert states(estimates(folder, name, projection=ProjectionSettings(RANK, **settings))) == real
 
 
 def saved_bytes(model):
@@ -166,15 +161,6 @@ def test_lora_is_that_of_peft(folder):
     assert states(found) == trained(real, optimizer)
 
 
-def test_dropout_keeps_a_byte_for_each_number(tmp_path):
-    rates = {**NO_DROPOUT, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
-    saved = []
-    for name, rate in (("plain", NO_DROPOUT), ("dropout", rates)):
-        GPT2Config(**{**GPT2.to_dict(), **rate}).save_pretrained(tmp_path / name)
-        saved.append(estimates(tmp_path / name, "adamw").saved)
-    assert saved[1] - saved[0] == 5 * BATCH * WINDOW * 96
-
-
 def profiled_peak(work):
     """The most bytes that torch's profiler sees allocated on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -207,21 +193,8 @@ def test_the_peak_is_within_five_per_cent_of_the_allocators(llama, name, setting
     model = real_model(llama, DTYPES[setup["dtype"]])
     if setup.get("checkpointing"):
         enable_checkpointing(model)
-    parameters = list(model.parameters())
-    make: Any = {
-        "adamw": lambda: torch.optim.AdamW(parameters, fused=True),
-        "sgd": lambda: torch.optim.SGD(parameters, momentum=0.9, fused=True),
-        "adamw-8bit": lambda: AdamW8bit(parameters),
-        "galore-adamw": lambda: GaLoreAdamW(
-            model,
-            rank=RANK,
-            gap=1,
-            clip_norm=1.0 if setup.get("clip") else None,
-            verbose=False,
-            **settings,
-        ),
-    }[name]
-    optimizer = make()
+    clip = {"clip_norm": 1.0} if setup.get("clip") else {}
+    optimizer = MAKERS[name](model, **clip, **settings)
 
     def train():
         for _ in range(2):
@@ -255,13 +228,6 @@ def test_per_layer_keeps_no_gradients_but_the_one_that_arrived(llama):
     assert layer.total < whole.total
 
 
-def test_checkpointing_and_batches(folder):
-    plain, again = (estimates(folder, "adamw", checkpointing=one) for one in (False, True))
-    assert again.saved < 0.4 * plain.saved
-    assert again.total < plain.total
-    assert estimates(folder, "adamw", batch=4).saved == pytest.approx(2 * plain.saved, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("name", "setup", "projection", "simulated"),
     [
@@ -273,18 +239,6 @@ def test_known_peaks_of_the_60m_model(name, setup, projection, simulated):
     """GiB of a simulation that ran the real optimizers on tensors without numbers."""
     found = estimates("llama-60m", name, projection=ProjectionSettings(128), **setup)
     assert found.total / 2**30 == pytest.approx(simulated, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("bits", "projector_bits", "least"), [(None, None, 0.65), (8, None, 0.78), (8, 8, 0.82)]
-)
-def test_states_of_the_7b_model_are_smaller_than_those_of_adamw(bits, projector_bits, least):
-    projection = ProjectionSettings(1024, bits=bits, projector_bits=projector_bits)  # type: ignore[arg-type]
-    adamw, galore = estimates("llama-7b", "adamw", "galore-adamw", projection=projection, window=32)
-    assert sum(states(galore)) <= (1 - least) * adamw.parts["states"]
-    assert galore.projected == 224
-    assert round(galore.parameters / 10**6) == 6738
-    assert len(PRESETS) == 5
 
 
 @pytest.mark.parametrize(
@@ -305,12 +259,6 @@ def test_other_architectures_are_followed(tmp_path, kind, settings):
     for found in estimates(tmp_path, "adamw", "lora"):
         assert found.saved > BATCH * WINDOW * 96 * 2 * 10
         assert found.total == sum(found.parts.values()) > CUBLAS_BYTES + found.saved
-
-
-def test_a_model_without_a_loss_is_followed(tmp_path):
-    LlamaConfig(**{**LLAMA.to_dict(), "architectures": ["LlamaModel"]}).save_pretrained(tmp_path)
-    found = estimates(tmp_path, "adamw")
-    assert found.parts["logits"] == 0 < found.saved
 
 
 def test_cards_and_default_ranks(llama):

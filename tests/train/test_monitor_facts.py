@@ -1,6 +1,5 @@
 """What a monitor reads at every measurement: norms, what is trained, tied layers, vocabulary."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -8,32 +7,7 @@ import torch
 from torch import nn
 
 import joma
-from joma.train.monitor.facts import norms_of, tied_layers
 from tests.train._watched import VOCABULARY, batches, encoder, loss_of, of_run
-
-
-def test_norms_are_those_of_numpy() -> None:
-    tensors = [torch.randn(3, 4), torch.zeros(2), torch.randn(5, 5, dtype=torch.float64)]
-    tensors.append(torch.randn(300, 300).bfloat16())
-    expected = [float(tensor.double().norm()) for tensor in tensors]
-    assert norms_of(tensors) == pytest.approx(expected, rel=1e-5)
-    assert norms_of([]) == []
-
-
-def layers(number: int) -> nn.ModuleList:
-    return nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(number))
-
-
-def test_layers_are_tied_where_they_share_parameters() -> None:
-    model = nn.Module()
-    model.layers = layers(3)
-    assert tied_layers(model) == []
-    model.layers[2] = model.layers[0]
-    assert tied_layers(model) == [("layers.2", 2, 0)]
-    model.layers = layers(3)
-    for one, other in zip(*(layer.children() for layer in model.layers[:2]), strict=True):
-        other.weight = one.weight
-    assert tied_layers(model) == [("layers.1", 1, 0)]
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -55,17 +29,6 @@ def test_a_tied_layer_is_recorded_in_either_stack(stack: str, tmp_path: Path) ->
         monitor.step(loss)
     tied = [(one.kind, one.layer, one.module) for one in monitor.findings]
     assert ("tied_layer", 1, f"{stack}.block.1") in tied
-
-
-def test_copies_and_layers_that_share_little_are_not_tied() -> None:
-    model = nn.Module()
-    block = layers(1)[0]
-    model.layers = nn.ModuleList(copy.deepcopy(block) for _ in range(3))  # as nn.Transformer's
-    model.activations = nn.ModuleList([nn.ReLU()] * 3)
-    assert tied_layers(model) == []
-    first, second = (layer.get_submodule("0") for layer in model.layers[:2])
-    second.weight = first.weight  # one of two
-    assert tied_layers(model) == []
 
 
 def test_norms_and_moves_are_those_of_every_measurement(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,15 @@ def watched(case: Case, folder: Path, **more: Any) -> tuple[list[float], joma.Mo
     def watch(model: nn.Module) -> None:
         monitors.append(joma.Monitor(model, **options))
 
+    steps = count(1)
+
     def after_step(model: nn.Module, loss: Tensor) -> None:
-        monitor = monitors[0]
+        monitor, step = monitors[0], next(steps)
         monitor.step(loss if case.loss is None else case.loss)
-        if monitor._step in (2, 4):
+        if step in (2, 4):
             monitor.measure()
         if case.meanwhile is not None:
-            case.meanwhile(monitor._step, monitor)
+            case.meanwhile(step, monitor)
 
     losses = train(case.make, at=case.at, after_step=after_step, watch=watch)
     monitors[0].close()
@@ -533,20 +536,44 @@ def test_a_disk_that_stays_full_keeps_numbers_in_memory(
 ) -> None:
     run = Run.create("monitor", {}, out=tmp_path / "made")
     with full_disk(monkeypatch):
-        monitor = check(Case("writing to the run folder failed"), tmp_path, run=run)
-        series = monitor._recorder.history.series()
-        steps = {step for one in series for step in one.steps.tolist()}
-    assert steps == set(range(1, STEPS + 1))
+        says = "writing to the run folder failed"
+        monitor = check(Case(says, loss=torch.tensor(torch.nan)), tmp_path, run=run)
+        assert f"The loss is NaN since step 1 ({STEPS} of {STEPS} steps)" in str(monitor.findings)
 
 
-def test_memory_is_bounded_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("probes.spectrum.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
+        ("probes.embedding.embedding_overlap", "embedding_overlap of embedding"),
+        ("probes.spectrum.effective_rank", "effective_rank of encoder.layers.0.self_attn"),
+        ("probes.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
+        ("runs.Metrics.append", "writing to the run folder failed"),
+        ("train.findings.judge", "findings not made"),
+    ],
+)
+def test_our_own_defects_are_noted(
+    where: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("joma.train.monitor.record.MOST_UNWRITTEN", 50)
-    run = Run.create("monitor", {}, out=tmp_path / "made")
-    with full_disk(monkeypatch):
-        monitor = check(Case("numbers dropped since step 1"), tmp_path, run=run)
-    assert monitor._recorder._unwritten == 50
+    def fail(*args: Any, **options: Any) -> Any:
+        raise MemoryError("a lot")
+
+    monkeypatch.setattr(f"joma.{where}", fail)
+    check(Case(says), tmp_path)
+
+
+def test_ctrl_c_in_a_measurement_is_not_caught(tmp_path: Path) -> None:
+    for error in (KeyboardInterrupt, SystemExit):
+
+        def stop(step: int, values: Any, error: type[BaseException] = error) -> None:
+            raise error
+
+        model = small()
+        monitor = joma.Monitor(model, run=tmp_path / error.__name__, loggers=[stop])
+        with pytest.raises(error):
+            monitor.step(1.0)
+        assert all(module.training for module in model.modules())
+        monitor.close()
 
 
 def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
@@ -566,55 +593,6 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
     assert set(heard["bad"]) == {1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("probes.spectrum.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
-        ("train.monitor.ranks.scores_spectra", "ranks of Q·K of encoder.layers.0.self_attn"),
-        ("train.monitor.measure.gradient_rows", "gradient of encoder.layers.0"),
-        ("train.monitor.ranks.update_rows", "update_stable_rank of encoder.layers.0"),
-        ("probes.embedding.embedding_overlap", "embedding_overlap of embedding"),
-        ("probes.spectrum.effective_rank", "effective_rank of encoder.layers.0.self_attn"),
-        ("train.monitor.forward.watch_attention", "attention not measured since step 1"),
-        (
-            "train.monitor.forward.AttentionAccumulator.update",
-            "attention of encoder.layers.0.self_attn",
-        ),
-        ("train.monitor.monitor.undisturbed", "a measurement failed since step 1"),
-        ("train.monitor.findings.judge", "findings not made"),
-        ("train.monitor.inputs.MeasurementInputs.seen", "catching inputs failed"),
-        ("train.monitor.finite.FiniteAlarm._flag", "where numbers stop being finite not located"),
-        ("train.monitor.finite.named_parameters", "where numbers stop being finite not located"),
-        ("train.monitor.measure.Measurements.moved", "a measurement failed"),
-    ],
-)
-@pytest.mark.parametrize(
-    "error", [AssertionError, pytest.param(MemoryError("a lot"), marks=pytest.mark.slow)]
-)
-def test_our_own_defects_are_noted(
-    where: str, says: str, error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any, **options: Any) -> Any:
-        raise error
-
-    case = Case(says)
-    torch.manual_seed(3)
-    made = case.make()  # what is done while the monitor is made is not what is broken
-    case.make = cache_of(lambda: copy.deepcopy(made), (where, str(error)))
-    monitors: list[joma.Monitor] = []
-    assert alone(case.make, case.at)
-
-    original = joma.Monitor.__init__
-
-    def init(self: joma.Monitor, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        monitors.append(self)
-        monkeypatch.setattr(f"joma.{where}", fail)
-
-    monkeypatch.setattr(joma.Monitor, "__init__", init)
-    check(case, tmp_path)
-
-
 def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
     tokens = next(batches())
     drawn = []
@@ -631,23 +609,6 @@ def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
         drawn.append(model[1].weight)
     assert torch.equal(*drawn)
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1]
-
-
-def test_ctrl_c_in_a_measurement_is_not_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error in (KeyboardInterrupt, SystemExit):
-
-        def stop(*args: Any, error: type[BaseException] = error, **options: Any) -> None:
-            raise error
-
-        monkeypatch.setattr("joma.train.monitor.measure.Measurements.weights", stop)
-        model = small()
-        monitor = joma.Monitor(model, run=tmp_path / error.__name__)
-        with pytest.raises(error):
-            monitor.step(1.0)
-        assert all(module.training for module in model.modules())
-        monitor.close()
 
 
 def test_steps_from_several_threads(tmp_path: Path) -> None:
@@ -698,9 +659,10 @@ def test_a_monitored_model_is_copied_saved_and_pickled_without_a_trace(tmp_path:
             )
             assert module.__dict__.get("_compiled_call_impl") is None
         other(next(batches()))
-    assert monitor._inputs.batches is None  # a copy's call is not the model's
+    monitor.measure()
+    assert not of_run(Run.open(tmp_path / "run"), "mlp_dead")[0]  # a copy's call is not the model's
     model(next(batches()))
-    assert monitor._inputs.batches is not None
     monitor.step(1.0)
+    assert of_run(Run.open(tmp_path / "run"), "mlp_dead")[0]
     assert "_compiled_call_impl" not in vars(model)
     monitor.close()

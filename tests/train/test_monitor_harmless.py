@@ -9,8 +9,6 @@ from torch import Tensor, nn
 import joma
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.train.monitor.faults import Faults
-from joma.train.monitor.inputs import Inputs, MeasurementInputs
 
 
 def trained(folder: Path | str, steps: int, **options: object) -> joma.Monitor:
@@ -109,36 +107,40 @@ def test_losses_collected_in_lists_are_the_trainings_own(watched: bool, tmp_path
         monitor.close()
 
 
-class Other:
-    """A process among several whose first one has other inputs."""
+class Attention(nn.Module):
+    """Attention of one's own."""
 
-    together = measures = True
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, width // heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width)
 
-    def __init__(self, first: list[int]) -> None:
-        self.first, self.broadcasts = list(first), 0
-
-    def agree(self, numbers: list[int]) -> list[int]:
-        return [self.first.pop(0) for _ in numbers]
-
-    def any(self, flag: bool) -> bool:
-        return flag
-
-    def same(self, tensor: Tensor) -> Tensor:
-        self.broadcasts += 1
-        return tensor
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.qkv(x).view(*x.shape[:2], self.num_heads, self.head_dim, 3)
+        q, k, v = made.permute(4, 0, 2, 1, 3)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(y.transpose(1, 2).reshape(x.shape))
 
 
-@pytest.mark.parametrize(("first", "broadcasts"), [([1, 1], 1), ([3, 3], 3), ([2, 5], 0)])
-def test_processes_broadcast_as_often_whatever_their_batches(
-    first: list[int], broadcasts: int
-) -> None:
-    """Its own batch makes two candidates; the first process says how many there are."""
-    model, processes = nn.Linear(2, 2), Other(first)
-    inputs = Inputs(model, model, None, processes, Faults(0, True))  # type: ignore[arg-type]
-    inputs.batches = (
-        MeasurementInputs.of(torch.ones(2, 2)),
-        MeasurementInputs.of(torch.ones(1, 2)),
-    )
-    inputs.settle()
-    assert processes.broadcasts == broadcasts
-    assert len(inputs.batches) == (2 if first[0] == 2 else first[0])
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Attention()
+        self.fc1, self.fc2 = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return x + self.fc2(torch.relu(self.fc1(x)))
+
+
+def test_activity_of_mlps_is_seen_where_attention_is_not(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 8, 16)
+    with joma.Monitor(model, every=1, budget=None, run=tmp_path / "run") as monitor:
+        loss = model(x).square().mean()
+        loss.backward()
+        monitor.step(loss)
+    assert monitor.run is not None
+    assert len(monitor.run.metrics.read("mlp_dead")["step"]) == 2
+    assert "mlp_dead not measured" not in monitor.summary()

@@ -12,7 +12,6 @@ from torch import nn
 
 import joma
 from joma.runs import Run
-from joma.train.monitor.facts import OptimizerView
 from tests.train._watched import batches, encoder, loss_of, of_run
 
 
@@ -52,8 +51,6 @@ def test_rate_and_decay_of_a_loop_are_those_of_its_optimizer(tmp_path: Path) -> 
     assert of_run(run, "weight_decay") == ([1, 2, 3, 4], [0.3] * 4)
     assert heard == {0: None} | {step: pytest.approx(rate) for step, rate in heard.items() if step}
     assert of_run(run, "optimized", module="encoder.layers.1.linear1") == ([0], [1.0])
-    assert monitor._optimizer.optimized(model.embedding.weight) is True
-    assert monitor._optimizer.optimized(model.output.weight) is False
 
 
 def test_without_an_optimizer_nothing_is_known_and_nothing_breaks(tmp_path: Path) -> None:
@@ -62,7 +59,7 @@ def test_without_an_optimizer_nothing_is_known_and_nothing_breaks(tmp_path: Path
         made_steps(model, torch.optim.SGD(model.parameters(), lr=0.1), monitor, 1)
     run = Run.open(tmp_path / "run")
     assert of_run(run, "learning_rate") == of_run(run, "weight_decay") == ([], [])
-    assert monitor._optimizer.optimized(model.output.weight) is None
+    assert of_run(run, "optimized") == ([], [])
 
 
 def test_an_optimizer_is_not_kept_alive(tmp_path: Path) -> None:
@@ -77,27 +74,6 @@ def test_an_optimizer_is_not_kept_alive(tmp_path: Path) -> None:
     monitor.step(1.0)
     monitor.close()
     assert of_run(Run.open(tmp_path / "run"), "learning_rate") == ([1], [0.1])
-
-
-def test_several_optimizers_and_what_only_resembles_one() -> None:
-    model = encoder()
-    first = torch.optim.SGD(model.encoder.parameters(), lr=0.1, weight_decay=0.2)
-    second = SimpleNamespace(param_groups=[{"params": [model.output.weight], "lr": 0.4}])
-    view = OptimizerView([first, second])
-    view.read(model)
-    assert (view.learning_rate, view.weight_decay) == (0.4, 0.2)
-    assert view.optimized(model.output.weight) is True
-    assert view.optimized(model.embedding.weight) is False
-
-
-def test_an_optimizer_of_copies_says_nothing_of_the_model() -> None:
-    model = encoder()
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    flattened = torch.optim.SGD([flat.requires_grad_()], lr=0.1)
-    view = OptimizerView(flattened)
-    view.read(model)
-    assert view.learning_rate == 0.1
-    assert view.optimized(model.output.weight) is None
 
 
 @pytest.mark.parametrize(

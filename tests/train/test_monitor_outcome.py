@@ -21,9 +21,9 @@ import os, sys, time
 import torch
 from torch import nn
 import joma
-from joma.train.monitor.record import Recorder
+from joma.report import training
 
-Recorder.draw = lambda self: None
+training.draw = lambda run: 1 / 0
 folder, *several = sys.argv[1:]
 for how in several:  # a fork each: torch takes seconds to import
     if os.fork() == 0:

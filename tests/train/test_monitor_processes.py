@@ -81,7 +81,7 @@ def faulty(fault: str, folder: Path, rank: int) -> tuple[list[float], str]:
         if fault == "model" and rank == 1:
             model.get_submodule("encoder.layers.0.linear1").register_forward_pre_hook(refuse)
         elif fault == "attention" and rank == 0:
-            patch.setattr("joma.train.monitor.forward.AttentionAccumulator.update", fail)
+            patch.setattr("joma.probes.AttentionAccumulator.update", fail)
         elif fault == "disk" and rank == 0:
             patch.setattr("os.fsync", fail)
         return train(model, monitor, rank, 2), monitor.summary()
@@ -93,12 +93,8 @@ def stopped(folder: Path, rank: int) -> list[int | str]:
     for kind in ("ddp", "fsdp2"):
         model = parallel(kind)
         place = folder / f"stopped-{kind}"
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            joma.Monitor(model, run=place, inputs=next(batches(9)), stop_on=["nan"]) as monitor,
-        ):
-            patch.setattr("joma.train.monitor.findings.STOP_EVERY", 3)
-            for step in range(1, 9):
+        with joma.Monitor(model, run=place, inputs=next(batches(9)), stop_on=["nan"]) as monitor:
+            for step in range(1, 22):
                 if monitor.step(torch.nan if (rank, step) == (1, 2) else 1.0):
                     ends += [step, str(monitor.stop_reason)]
                     break
@@ -121,9 +117,8 @@ def found(folder: Path, rank: int) -> list[int | str]:
                 stop_on={"collapse"},
             ) as monitor,
         ):
-            patch.setattr("joma.train.monitor.findings.STOP_EVERY", 3)
-            patch.setattr("joma.train.monitor.findings.judge", _collapsed_from_step_4)
-            for step in range(1, 9):
+            patch.setattr("joma.train.findings.judge", _collapsed_from_step_4)
+            for step in range(1, 22):
                 if monitor.step(1.0):
                     ends += [step, str(monitor.stop_reason)]
                     break
@@ -200,11 +195,11 @@ def test_a_fault_of_one_process_holds_up_no_other(fault: str, folder: Path) -> N
 def test_processes_stop_together(folder: Path) -> None:
     ends = [json.loads((folder / f"{rank}.json").read_text())["stopped"] for rank in (0, 1)]
     another = "Another process met a condition of stop_on."
-    assert ends[0] == [3, another, 3, another]
+    assert ends[0] == [10, another, 10, another]
     own = "The loss is NaN since step 2; all weights are finite."
-    assert ends[1] == [3, own, 3, own]
+    assert ends[1] == [10, own, 10, own]
     ends = [json.loads((folder / f"{rank}.json").read_text())["found"] for rank in (0, 1)]
-    assert ends == [[6, "It collapsed."] * 2, [6, another] * 2]
+    assert ends == [[10, "It collapsed."] * 2, [10, another] * 2]
 
 
 def test_what_every_process_sees_itself_is_kept_as_the_first_has_it(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """A training that is stopped and resumed has the same rows as one that was not."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import torch
 from torch import Tensor
 
 import joma
-from joma.probes.metrics import Effort
-from joma.probes.metrics.stable_rank import StableRanks
 from joma.runs import Run
 from tests.train._language import Stop, begin, make, stop_after, write_text
 from tests.train._watched import batches, encoder, loss_of
@@ -98,26 +95,6 @@ def test_a_state_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     monitor.step(1.0)
     monitor.measure()
     monitor.close()
-
-
-def test_warm_ranks_continue_to_the_bit() -> None:
-    def measure(again: Callable[[StableRanks], StableRanks]) -> list[float]:
-        ranks, found = StableRanks(Effort(1e-2, 0)), []
-        dice = torch.Generator().manual_seed(0)
-        matrix = torch.randn(250, 300, generator=dice) + 3  # one direction stands out
-        for _ in range(4):
-            found.append(ranks.of("w", matrix).value)
-            matrix = matrix + 1e-3 * torch.randn(250, 300, generator=dice)
-            ranks = again(ranks)
-        return found
-
-    def saved(ranks: StableRanks) -> StableRanks:
-        other = StableRanks(Effort(1e-2, 0))
-        other.load(dict(ranks.state()))
-        return other
-
-    assert measure(saved) == measure(lambda ranks: ranks)
-    assert measure(lambda ranks: StableRanks(Effort(1e-2, 0))) != measure(lambda ranks: ranks)
 
 
 @pytest.mark.parametrize("given", ["path", "text", "run"])

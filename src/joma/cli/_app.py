@@ -1,12 +1,23 @@
 """The command line as a whole: its commands in the order of the help."""
 
-import importlib
 from typing import Annotated
 
 import typer
 
 from joma.cli._command import add_command
+from joma.cli._demo import Demo
 from joma.cli._errors import OneSentenceGroup
+from joma.cli._generate import Generate
+from joma.cli._memory import Memory
+from joma.cli._pages import Laboratory, Report, Serve
+from joma.cli._probe import Probe
+from joma.cli._reproduce import Reproduce
+from joma.cli._runs import app as runs
+from joma.cli._series import app as series
+from joma.cli._sparsify import app as sparsify
+from joma.cli._superposition import Superposition
+from joma.cli._train import Train
+from joma.cli._verify import Verify
 
 app = typer.Typer(
     name="joma",
@@ -19,26 +30,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich help doubles the time to answer
 )
 
-_COMMANDS = {
-    "train": "Train a language model and watch it learn.",
-    "probe": "Measure a model, or a series of its checkpoints.",
-    "superposition": "Find MLP nodes that answer to unrelated contexts.",
-    "generate": "Continue a text with a smaller cache, and say what it costs.",
-    "memory": "Print what training a model takes of a GPU's memory.",
-    "report": "Write an HTML page of one or more runs.",
-    "serve": "Show runs in the browser while they are written.",
-    "laboratory": "Write a page with sliders for the theorems.",
-    "verify": "Check every claim of the papers.",
-    "reproduce": "Make figures and tables of the papers again.",
-    "demo": "Take the tour: about a minute, no data needed.",
-}
-"""Each in the module of its name, as the class of its name with an example."""
-
-for _name, _help in _COMMANDS.items():
-    _module = importlib.import_module(f"joma.cli._{_name}")
-    add_command(app, getattr(_module, _name.capitalize()), _help, _module.EXAMPLE)
-for _name in ("runs", "series", "sparsify"):
-    app.add_typer(importlib.import_module(f"joma.cli._{_name}").app, name=_name)
+for _kind in (
+    *(Train, Probe, Superposition, Generate, Memory, Report, Serve, Laboratory),
+    *(Verify, Reproduce, Demo),
+):
+    add_command(app, _kind)
+for _name, _group in (("runs", runs), ("series", series), ("sparsify", sparsify)):
+    app.add_typer(_group, name=_name)
 
 
 @app.callback()

@@ -4,14 +4,15 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from joma.cli import _render
 from joma.cli._errors import OneSentenceGroup
 from joma.errors import JomaError
 
@@ -158,12 +159,16 @@ def model_argument(default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every command has; `run` does the work.
+    """What every command has; its docstring is its help, and `run` does the work.
 
     Attributes:
+        summary: What it does, for the list of commands.
+        example: A command line without `joma`.
         given: The fields that the user gave.
     """
 
+    summary: ClassVar[str]
+    example: ClassVar[str]
     given: frozenset[str] = frozenset()
 
     @property
@@ -227,6 +232,23 @@ class ModelCommand(Command):
     json: bool = json_flag()
     dry_run: bool = flag("Say what it would take, and stop.")
 
+    def plan(
+        self, name: str, takes: Mapping[str, Any], what: Mapping[str, Any] | None = None
+    ) -> None:
+        """Print what would be measured, where it goes, and what it takes.
+
+        Args:
+            name: Name of the run.
+            takes: What it takes, as JSON has it.
+            what: What would be measured, if it is not the model.
+        """
+        from joma.runs import default_folder
+
+        run = str(self.out or default_folder(name))
+        device = chosen_device(self.device)
+        record = {**(what or {"model": self.model}), "run": run, "device": device, **takes}
+        _render.plan(record, json=self.json)
+
     def load(self, dtype: str = "float32") -> "Loaded":
         """Return the model on the chosen device."""
         import torch
@@ -252,18 +274,8 @@ def chosen_device(asked: str) -> str:
     return found if asked == "auto" else asked
 
 
-def add_command(
-    app: typer.Typer, kind: type[Command], short_help: str, example: str, name: str | None = None
-) -> None:
-    """Add a command to the command line.
-
-    Args:
-        app: The group it is added to.
-        kind: Its class, whose docstring is its help.
-        short_help: What it does, for the list of commands.
-        example: A command line without `joma`.
-        name: What it is called, unless as its class.
-    """
+def add_command(app: typer.Typer, kind: type[Command], name: str | None = None) -> None:
+    """Add a command to a group, under the name of its class unless another is given."""
 
     def call(context: typer.Context, **values: Any) -> None:
         sources = {one: context.get_parameter_source(one) for one in values}
@@ -278,19 +290,19 @@ def add_command(
         name or kind.__name__.lower(),
         cls=_PlainCommand,
         help=inspect.cleandoc(kind.__doc__ or ""),
-        short_help=short_help,
-        epilog=f"Example: joma {example}",
+        short_help=kind.summary,
+        epilog=f"Example: joma {kind.example}",
     )(call)
 
 
-def command_group(help: str, example: str) -> typer.Typer:
-    """Return a group of commands, such as `joma runs`, that alone prints its help."""
+def command_group(help: str, example: str, kinds: Mapping[str, type[Command]]) -> typer.Typer:
+    """Return a group of commands by name, such as `joma runs`, that alone prints its help."""
 
     def print_help(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             typer.echo(context.get_help())
 
-    return typer.Typer(
+    group = typer.Typer(
         cls=OneSentenceGroup,
         callback=print_help,
         help=help,
@@ -298,6 +310,9 @@ def command_group(help: str, example: str) -> typer.Typer:
         invoke_without_command=True,
         rich_markup_mode=None,
     )
+    for name, kind in kinds.items():
+        add_command(group, kind, name)
+    return group
 
 
 class _PlainCommand(TyperCommand):

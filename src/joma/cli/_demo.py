@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import Command, count, json_flag, out_option, seed_option
-from joma.cli._progress import reports
+from joma.cli._progress import gather, reports, workers
 from joma.cli._render import Record, mark, paragraph
 from joma.cli._reproduce import reproduce_experiment
 from joma.cli._run_folder import check_folder, closing, working
 from joma.cli._verify import all_hold, check_claim, chosen, draw, summary
-from joma.cli._workers import gather, workers
 from joma.errors import how_to_install
 
 if TYPE_CHECKING:
     from joma.experiments import Request
 
-EXAMPLE = "demo --out tour"
 _TRAINING = "training"
 """Name of the folder of the monitored training."""
 
@@ -46,7 +44,7 @@ _SHOWN_FINDINGS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(Command):
+class Demo(cmd.Command):
     """Take the tour: train with the monitor on, check every claim, draw the theory's figures.
 
     Needs no data and takes about a minute on two cores. The training's learning rate is too high on
@@ -54,10 +52,13 @@ class Demo(Command):
     it; `joma reproduce --list` has them. Exits with 1 when a claim or a figure fails.
     """
 
-    out: Path | None = out_option()
-    seed: int = seed_option()
-    json: bool = json_flag()
-    jobs: int | None = count("Processes; otherwise one per core, at most two.")
+    summary = "Take the tour: about a minute, no data needed."
+    example = "demo --out tour"
+
+    out: Path | None = cmd.out_option()
+    seed: int = cmd.seed_option()
+    json: bool = cmd.json_flag()
+    jobs: int | None = cmd.count("Processes; otherwise one per core, at most two.")
 
     def run(self) -> None:
         """Take the tour and print it."""
@@ -198,12 +199,9 @@ def _show_tour(tour: Record) -> None:
         words = f"{record['name']} {record['verdict']}: {record['title']}"
         paragraph(words if agrees else f"{words}. Here: {record['finding']}", sign=mark(agrees))
     _heading(f"{tour['seconds']:.0f} s. Everything is in {tour['run']}. What you may try next:")
-    for command, what in (
-        ("joma verify", "every claim, one by one"),
-        ("joma reproduce --list", "experiments that train networks, with controls"),
-        ("joma probe MODEL", "measure a model of your own"),
-    ):
-        typer.echo(f"  {command:<22}  {what}")
+    _render.put("  joma verify             every claim, one by one")
+    _render.put("  joma reproduce --list   experiments that train networks, with controls")
+    _render.put("  joma probe MODEL        measure a model of your own")
     if tour["report"]:  # whole, whatever the width, so that it can be copied
         typer.echo(_render.printable(f"Report of the training: {tour['report']}"))
         typer.echo(_render.printable(f"The runs in the browser: joma serve {tour['run']}"))
@@ -234,15 +232,8 @@ def _show_training(training: Record) -> None:
 
 
 def _show_claims(verdicts: Sequence[Record]) -> None:
-    from joma.experiments.claims import errata
-
     paragraph(summary(verdicts), sign=mark(all_hold(verdicts)))
     for record in verdicts:
         if not record["derived"]["holds"]:
             paragraph(f"{record['claim']} does not hold", 4)
-    found = list(errata.find(name for record in verdicts for name in record.get("errata", ())))
-    if found:
-        documents = "; ".join(
-            f"{document}: {errata.count(document, found)}" for document in errata.group(found)
-        )
-        paragraph(f"{documents}. docs/errata.md derives each.", 4)
+    paragraph("docs/errata.md derives what is misprinted.", 4)

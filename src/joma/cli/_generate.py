@@ -11,29 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import (
-    ModelCommand,
-    chosen_device,
-    count,
-    dtype_option,
-    flag,
-    option,
-    parsed,
-)
 from joma.cli._probe import device_speed, file_sizes
 from joma.cli._progress import reports
-from joma.cli._render import printable
 from joma.cli._run_folder import check_folder, naming_options, working
 from joma.errors import JomaError
 from joma.errors import printable as escaped
 
 if TYPE_CHECKING:
-    from joma.analysis.generation import AskedCaches, NamedCache
+    from joma.analysis.caches import AskedCaches, NamedCache
     from joma.models import Loaded
     from joma.runs import Run
 
-EXAMPLE = "generate model.gguf --prompt 'Once upon a time' --cache heavy-hitter:heavy=64,recent=64"
 CACHES = (
     "full",
     "window:n=N",
@@ -46,11 +36,11 @@ CACHES = (
 _SHOWN = 80
 """Characters of a prompt that the configuration of a run shows."""
 _SCORED, _FEWEST_SCORED = 256, 16
-_temperature = parsed(float, lambda number: 0 <= number < math.inf, "0 or a positive number")
+_temperature = cmd.parsed(float, lambda number: 0 <= number < math.inf, "0 or a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(ModelCommand):
+class Generate(cmd.ModelCommand):
     """Continue a text with a cache that keeps some of the keys, and say what that costs.
 
     Text goes to standard output as it is made. The table that follows compares with the full cache
@@ -59,46 +49,50 @@ class Generate(ModelCommand):
     ends the generation; what was measured by then is printed and saved.
     """
 
-    prompt: str | None = option("TEXT", "The text to continue; - reads standard input.")
-    prompt_file: Path | None = option("FILE", "A file with the text to continue.")
-    cache: list[str] | None = option(
+    summary = "Continue a text with a smaller cache, and say what it costs."
+    example = (
+        "generate model.gguf --prompt 'Once upon a time' --cache heavy-hitter:heavy=64,recent=64"
+    )
+
+    prompt: str | None = cmd.option("TEXT", "The text to continue; - reads standard input.")
+    prompt_file: Path | None = cmd.option("FILE", "A file with the text to continue.")
+    cache: list[str] | None = cmd.option(
         "CACHE",
         "What the cache keeps, such as heavy-hitter:heavy=64,recent=64; help lists them. The "
         "text is made with the first that is given; several are compared.",
     )
-    budget: str | None = option(
+    budget: str | None = cmd.option(
         "KEYS",
         "Keys per head of caches that are given by name alone: a number, or a share of the "
         "text such as 20%. mass:20% and entropy:20% share as many out over the layers by what "
         "attention says of each, auto:20% by the rule that did best on real models: evenly.",
     )
-    sweep: str | None = option(
+    sweep: str | None = cmd.option(
         "BUDGETS",
         "Compare several budgets, such as 5,10,20,50%, of every policy or of those named "
         "with --cache; the text is made with the full cache.",
     )
-    max_new_tokens: int = count("New tokens, at most.", 200)
-    temperature: float = option(
+    max_new_tokens: int = cmd.count("New tokens, at most.", 200)
+    temperature: float = cmd.option(
         "T", "0 takes the most likely token; more draws at random.", 0.0, parser=_temperature
     )
-    chat: bool = flag("Put the prompt into the model's chat template.")
-    chunk: int | None = count("Tokens of the prompt read together; otherwise all.")
-    compare: bool = flag(
+    chat: bool = cmd.flag("Put the prompt into the model's chat template.")
+    chunk: int | None = cmd.count("Tokens of the prompt read together; otherwise all.")
+    compare: bool = cmd.flag(
         "Measure quality, memory and latency against full.", True, name="--compare/--no-compare"
     )
-    scored: int | None = count(
+    scored: int | None = cmd.count(
         "Last tokens of the prompt that quality is measured on; 256, or half of the prompt if "
         "less.",
         least=0,
     )
-    rounds: int = count("Rounds of timing, caches taking turns; 0 for none.", 5, least=0)
-    dtype: str = dtype_option()
+    rounds: int = cmd.count("Rounds of timing, caches taking turns; 0 for none.", 5, least=0)
+    dtype: str = cmd.dtype_option()
 
     def run(self) -> None:
         """Generate, then compare."""
         if self.cache == ["help"]:
-            for line in CACHES:
-                typer.echo(line)
+            typer.echo("\n".join(CACHES))
             return
         with naming_options("cache", "budget", "sweep", "prompt", "tokenizer"):
             if not self.text:
@@ -106,7 +100,7 @@ class Generate(ModelCommand):
             self.caches.of_text(10**9)  # raises before anything is loaded
             if self.dry_run:
                 check_folder(self.out, "generate")
-                self._plan()
+                self.plan("generate", self._takes())
             else:
                 self._generate()
 
@@ -129,7 +123,7 @@ class Generate(ModelCommand):
     @cached_property
     def caches(self) -> "AskedCaches":
         """The caches that are asked for."""
-        from joma.analysis.generation import AskedCaches
+        from joma.analysis.caches import AskedCaches
 
         return AskedCaches(tuple(self.cache or ()), self.budget, self.sweep)
 
@@ -146,13 +140,11 @@ class Generate(ModelCommand):
         return {**kept, "cache": self.cache or [], "prompt": begins, "prompt_sha256": digest}
 
     def _generate(self) -> None:
-        device = chosen_device(self.device)
+        device = cmd.chosen_device(self.device)
         with working("generate", self.settings, self.out) as begin:
             with reports("generate") as report:
                 report("load the model", 0, 1)
-                loaded, tokens, caches, note = self._prepared()
-            if note:
-                _render.say(note, err=True)
+                loaded, tokens, caches = self._prepared()
             with begin(device) as (run, outcome):
                 rows: list[dict[str, Any]] = []
                 made = self._write_text(run, loaded, tokens, caches)
@@ -167,8 +159,8 @@ class Generate(ModelCommand):
         else:
             _render.say(f"Run folder: {run.path}", err=True)
 
-    def _prepared(self) -> "tuple[Loaded, list[int], list[NamedCache], str]":
-        """Return the model, the prompt's tokens, the caches to compare, and what to note of them.
+    def _prepared(self) -> "tuple[Loaded, list[int], list[NamedCache]]":
+        """Return the model, the prompt's tokens, and the caches to compare.
 
         Raises:
             JomaError: Something that was asked for is impossible.
@@ -179,26 +171,24 @@ class Generate(ModelCommand):
         loaded = self.load(self.dtype)
         check_generates(loaded.model, loaded.source)
         tokens = encode_prompt(loaded, self.text, chat=self.chat)
-        notes = [check_length(loaded, len(tokens), self.max_new_tokens)]
+        if note := check_length(loaded, len(tokens), self.max_new_tokens):
+            _render.say(note, err=True)
         longest = len(tokens) + self.max_new_tokens
         caches = self.caches.of_text(longest, loaded.model, tokens)
         for policy in (Full(), *(it.policy for it in caches)):
             assert policy is not None
             with cache(loaded.model, policy):  # raises where it cannot serve the model
                 pass
-        idle = [it.name for it in caches if it.keys >= longest]
-        if idle:
-            notes.append(f"{idle[0]} drops nothing: the text has {longest} tokens at most.")
-        return loaded, tokens, caches, " ".join(filter(None, notes))
+        return loaded, tokens, caches
 
     def _write_text(
         self, run: "Run", loaded: "Loaded", tokens: list[int], caches: "list[NamedCache]"
     ) -> str:
         """Generate; what there is when it is interrupted is printed and saved."""
         made = ""
-        asked = self.sweep is None and (self.cache or [])[:1] != ["full"]
+        whole = self.sweep is not None or (self.cache or [])[:1] == ["full"] or not caches
         try:
-            for piece in self._pieces(loaded, tokens, caches[0] if asked and caches else None):
+            for piece in self._pieces(loaded, tokens, None if whole else caches[0]):
                 made += piece
                 if not self.json:
                     typer.echo(escaped(piece, limit=None), nl=False)
@@ -214,22 +204,18 @@ class Generate(ModelCommand):
         self, loaded: "Loaded", tokens: list[int], cache: "NamedCache | None"
     ) -> Iterator[str]:
         """Yield the continuation as text, piece by piece."""
-        from joma.analysis.generation import (
-            TextStream,
-            generate_tokens,
-            reading_with,
-            stop_tokens,
-        )
+        from joma.analysis import generation
 
-        stream, policy = TextStream(loaded, tokens), None if cache is None else cache.policy
-        with reading_with(loaded.model, policy, self.chunk) as reader:
-            for token in generate_tokens(
+        stream = generation.TextStream(loaded, tokens)
+        policy = None if cache is None else cache.policy
+        with generation.reading_with(loaded.model, policy, self.chunk) as reader:
+            for token in generation.generate_tokens(
                 reader,
                 tokens,
                 self.max_new_tokens,
                 temperature=self.temperature,
                 seed=self.seed,
-                stop=stop_tokens(loaded),
+                stop=generation.stop_tokens(loaded),
             ):
                 yield stream.add(token)
         yield stream.rest()
@@ -264,37 +250,19 @@ class Generate(ModelCommand):
                 run.write_table(TABLE, columns_of(rows))
         return rows
 
-    def _plan(self) -> None:
-        """Print what would be generated and compared, where it goes, and what it takes.
-
-        The bytes of caches are those of the formula; nothing is loaded, so that they are known for
-        a folder here alone.
-        """
-        from joma.models.loading import check_source, outlined
-        from joma.runs import default_folder
-
-        check_source(self.model, revision=self.revision, tokenizer=self.tokenizer)
-        loaded = outlined(self.model, revision=self.revision, tokenizer=self.tokenizer)
-        record: dict[str, Any] = {
-            "model": self.model,
-            "run": str(self.out or default_folder("generate")),
-            "device": chosen_device(self.device),
-            "prompt_tokens": None,
-            "new_tokens": self.max_new_tokens,
-            "caches": None,
-            "about_seconds": None,
-        }
-        if loaded is not None:
-            record |= self._takes(loaded)
-        _render.plan(record, json=self.json)
-
-    def _takes(self, loaded: "Loaded") -> dict[str, Any]:
-        """Return what is known of a model without numbers."""
+    def _takes(self) -> dict[str, Any]:
+        """Return what it takes, known without loading for the model of a folder here alone."""
         import torch
 
         from joma.analysis.generation import check_generates, check_length, encode_prompt
         from joma.inference import Full, cache_bytes
+        from joma.models.loading import check_source, outlined
 
+        check_source(self.model, revision=self.revision, tokenizer=self.tokenizer)
+        loaded = outlined(self.model, revision=self.revision, tokenizer=self.tokenizer)
+        if loaded is None:
+            unknown = dict.fromkeys(("prompt_tokens", "caches", "about_seconds"))
+            return {**unknown, "new_tokens": self.max_new_tokens}
         check_generates(loaded.model, loaded.source)
         prompt = len(encode_prompt(loaded, self.text, chat=self.chat))
         check_length(loaded, prompt, self.max_new_tokens)
@@ -311,11 +279,12 @@ class Generate(ModelCommand):
         work = 2.0 * parameters * (passes * prompt + 8 * len(caches) * length)
         return {
             "prompt_tokens": prompt,
+            "new_tokens": self.max_new_tokens,
             "caches": [
                 {"cache": name, "bytes": size, "share": size / sizes["full"]}
                 for name, size in sizes.items()
             ],
-            "about_seconds": work / device_speed(chosen_device(self.device)) + 5,
+            "about_seconds": work / device_speed(cmd.chosen_device(self.device)) + 5,
         }
 
 
@@ -335,17 +304,12 @@ def put_costs(rows: Sequence[dict[str, Any]], *, err: bool = False) -> None:
     if window.measure(table, options=window.options.update(width=1000)).maximum > window.width:
         table = _cost_table(rows, lambda name: name.replace(":", ":\n").replace(",", ",\n"))
     _render.put("", table, "", err=err)
-    full = rows[0]
     for row in rows[1:] if len(rows) <= 4 else ():
         _render.say(sentence(row), err=err)
-    texts = [
-        f"{full[f'{of}_tokens']} tokens of {what}"
-        for of, what in (("text", "the prompt's own end"), ("reply", "the full cache's reply"))
-        if full[f"{of}_tokens"]
-    ]
     _render.say(
-        f"Nats per token, on {' and '.join(texts) or 'no tokens'}: more than the full cache's, ± "
-        f"one standard error; the full cache's row has its own. {CAVEAT}",
+        f"Nats per token, on {rows[0]['text_tokens']} tokens of the prompt's own end and "
+        f"{rows[0]['reply_tokens']} of the full cache's reply: more than the full cache's, ± one "
+        f"standard error; the full cache's row has its own. {CAVEAT}",
         err=err,
     )
 
@@ -359,44 +323,29 @@ def _cost_table(rows: Sequence[dict[str, Any]], name: Callable[[str], str]) -> A
 
 
 def _costs(row: dict[str, Any]) -> list[str]:
-    full = row["policy"] == "full"
-    agreement = _measured(row["agreement"], row["agreement_error"], "{:.0%}")
+    size = _render.size_text(row["bytes"])
+    if row["policy"] == "full":
+        nats = [_number(row[f"{of}_nll"], ".3f") for of in ("text", "reply")]
+        return ["–", size, *nats, "", _number(row["ms"], ".1f"), ""]
+    speed = _number(row["speed"], ".2f")
+    if math.isfinite(row["speed_low"]):
+        speed += f" ({row['speed_low']:.2f} to {row['speed_high']:.2f})"
     return [
-        _known(row["keys"], "{:g}"),
-        _render.size_text(row["bytes"])
-        if full
-        else f"{_render.size_text(row['bytes'])} {row['share']:6.1%}",
-        _nats(row, "text"),
-        _nats(row, "reply"),
-        "" if full else agreement,
-        _known(row["ms"], "{:.1f}"),
-        "" if full else _speed(row),
+        _number(row["keys"], "g"),
+        f"{size} {row['share']:6.1%}",
+        *(_number(row[f"{of}_cost"], "+.3f", row[f"{of}_error"]) for of in ("text", "reply")),
+        _number(row["agreement"], ".0%", row["agreement_error"]),
+        _number(row["ms"], ".1f"),
+        speed,
     ]
 
 
-def _known(value: float, form: str) -> str:
-    return printable("–") if math.isnan(value) else form.format(value)
-
-
-def _nats(row: dict[str, Any], of: str) -> str:
-    if row["policy"] == "full":
-        return _known(row[f"{of}_nll"], "{:.3f}")
-    return _measured(row[f"{of}_cost"], row[f"{of}_error"], "{:+.3f}")
-
-
-def _measured(value: float, error: float, form: str) -> str:
+def _number(value: float, form: str, error: float = math.nan) -> str:
+    """Return a number with its error, a dash where it was not measured."""
     if math.isnan(value):
-        return printable("–")
-    shown = form.format(round(value, 3) + 0.0)  # no minus sign before zero
-    if math.isnan(error):
-        return shown
-    return printable(f"{shown} ± {form.replace('+', '').format(error)}")
-
-
-def _speed(row: dict[str, Any]) -> str:
-    if math.isnan(row["speed_low"]):
-        return _known(row["speed"], "{:.2f}")
-    return f"{row['speed']:.2f} ({row['speed_low']:.2f} to {row['speed_high']:.2f})"
+        return "–"
+    shown = f"{round(value, 3) + 0.0:{form}}"  # no minus sign before zero
+    return shown if math.isnan(error) else f"{shown} ± {error:{form.strip('+')}}"
 
 
 def _finding(rows: Sequence[dict[str, Any]], made: str) -> str:

@@ -4,33 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import (
-    Command,
-    argument,
-    completing,
-    count,
-    flag,
-    json_flag,
-    one_of,
-    option,
-    parsed,
-)
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.train.memory import MemoryEstimate
 
-EXAMPLE = "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing"
 PRESETS = ("llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b")
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
 """Copies of the names, since the help must not import torch."""
 _GIB = 2**30
-_bits = parsed(int, lambda bits: bits in (8, 16, 32), "8, 16 or 32")
+_bits = cmd.parsed(int, lambda bits: bits in (8, 16, 32), "8, 16 or 32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Command):
+class Memory(cmd.Command):
     """Print what training a model takes of a GPU's memory, before anything is allocated.
 
     The model is built without numbers, and a training step is made on it: the parts are what is
@@ -38,48 +27,55 @@ class Memory(Command):
     of GaLore and change its column alone. With --device cpu it is the memory of the CPU.
     """
 
-    model: str = argument(
+    summary = "Print what training a model takes of a GPU's memory."
+    example = "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing"
+
+    model: str = cmd.argument(
         "MODEL",
         f"A folder with a config.json, a hub id, or one of {', '.join(PRESETS)}.",
-        completion=completing(PRESETS),
+        completion=cmd.completing(PRESETS),
     )
-    optimizer: str = option(
+    optimizer: str = cmd.option(
         "NAME",
         f"The optimizer to train with: {', '.join(OPTIMIZERS)}. All are compared.",
         "galore-adamw",
-        parser=one_of(*OPTIMIZERS),
+        parser=cmd.one_of(*OPTIMIZERS),
     )
-    rank: int | None = count(
+    rank: int | None = cmd.count(
         "Rank of GaLore and LoRA; if not given that of the GaLore paper for its models, and "
         "a quarter of the width for others."
     )
-    bits: int | None = option("B", "8 stores GaLore's moments in eight bits.", parser=_bits)
-    projector_bits: int | None = option("B", "8 stores GaLore's bases in eight bits.", parser=_bits)
-    side: str = option(
+    bits: int | None = cmd.option("B", "8 stores GaLore's moments in eight bits.", parser=_bits)
+    projector_bits: int | None = cmd.option(
+        "B", "8 stores GaLore's bases in eight bits.", parser=_bits
+    )
+    side: str = cmd.option(
         "SIDE",
         "Side of GaLore's bases: short, left, right, or smallest for the least memory.",
         "short",
-        parser=one_of("short", "left", "right", "smallest"),
+        parser=cmd.one_of("short", "left", "right", "smallest"),
     )
-    per_layer: bool = flag("GaLore moves each parameter in the backward pass.")
-    batch: int = count("Sequences in a forward pass.", 1)
-    window: int = count("Tokens of a sequence.", 2048, least=2)
-    checkpointing: bool = flag("Blocks compute activations again in the backward pass.")
-    dtype: str = option(
+    per_layer: bool = cmd.flag("GaLore moves each parameter in the backward pass.")
+    batch: int = cmd.count("Sequences in a forward pass.", 1)
+    window: int = cmd.count("Tokens of a sequence.", 2048, least=2)
+    checkpointing: bool = cmd.flag("Blocks compute activations again in the backward pass.")
+    dtype: str = cmd.option(
         "TYPE",
         "Type of weights and activations: bf16 or fp32.",
         "bf16",
-        parser=one_of("bf16", "fp32"),
+        parser=cmd.one_of("bf16", "fp32"),
     )
-    clip: bool = flag("The norm of the whole gradient is clipped.")
-    device: str = option(
+    clip: bool = cmd.flag("The norm of the whole gradient is clipped.")
+    device: str = cmd.option(
         "DEVICE",
         "Where the training runs: cuda, that is a GPU, or cpu.",
         "cuda",
-        parser=one_of("cuda", "cpu"),
+        parser=cmd.one_of("cuda", "cpu"),
     )
-    card: str | None = option("CARD", "A card such as rtx-4090 or h100-80, or its memory in GiB.")
-    json: bool = json_flag()
+    card: str | None = cmd.option(
+        "CARD", "A card such as rtx-4090 or h100-80, or its memory in GiB."
+    )
+    json: bool = cmd.json_flag()
 
     def run(self) -> None:
         """Estimate every optimizer and print them side by side."""

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,28 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render, _series
-from joma.cli._command import (
-    ModelCommand,
-    chosen_device,
-    count,
-    dtype_option,
-    flag,
-    model_argument,
-    option,
-    text_option,
-)
-from joma.cli._progress import reports
+from joma.cli._progress import reports, workers
 from joma.cli._render import printable
 from joma.cli._run_folder import check_folder, naming_options, working
-from joma.cli._workers import workers
 from joma.errors import JomaError
 from joma.probes.metrics import PROBED
 
 if TYPE_CHECKING:
     from joma.analysis.probing import Probed, Probing
+    from joma.runs import Run
 
-EXAMPLE = "probe EleutherAI/pythia-70m --revision step1000 --text book.txt"
 METRICS = "; on request ".join(
     ", ".join(name for name, metric in PROBED.items() if metric.by_default == by_default)
     for by_default in (True, False)
@@ -43,7 +32,7 @@ _MEASURING_SHARE = 1.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe(ModelCommand):
+class Probe(cmd.ModelCommand):
     """Measure a model on a text: attention entropy, stable ranks, overlaps, MLP activations.
 
     With --series, every checkpoint of a training: the series is checked first, bad steps are
@@ -51,33 +40,36 @@ class Probe(ModelCommand):
     folder. Exits with 1 when something is wrong with a series.
     """
 
-    model: str = model_argument("")
-    series: list[str] | None = option(
+    summary = "Measure a model, or a series of its checkpoints."
+    example = "probe EleutherAI/pythia-70m --revision step1000 --text book.txt"
+
+    model: str = cmd.model_argument("")
+    series: list[str] | None = cmd.option(
         "SERIES",
         "Measure a series of checkpoints instead: a folder of checkpoint folders, several "
         "such folders (give it several times), or HUBID@step0,step1000 (HUBID@pythia for "
         "Pythia's).",
     )
-    text: str = text_option()
-    window: int | None = count(
+    text: str = cmd.text_option()
+    window: int | None = cmd.count(
         "Tokens read together; 512, or what model or text have if less, if not given."
     )
-    windows: int = count("How many windows, at most.", 20)
-    metrics: str | None = option(
+    windows: int = cmd.count("How many windows, at most.", 20)
+    metrics: str | None = cmd.option(
         "NAMES", f"What to measure, with commas, or all. Otherwise {METRICS}."
     )
-    map_file: Path | None = option(
+    map_file: Path | None = cmd.option(
         "FILE",
         "A .json or .toml file that says where the weights are, for a model in which they "
         "are not found: see the documentation of probes.",
         name="--map",
     )
-    dtype: str = dtype_option()
-    low_memory: bool = flag(
+    dtype: str = cmd.dtype_option()
+    low_memory: bool = cmd.flag(
         "Measure the weights alone, one tensor at a time from their files: no model is built "
         "and no text read."
     )
-    jobs: int = count("Checkpoints of a series at a time.", 1)
+    jobs: int = cmd.count("Checkpoints of a series at a time.", 1)
 
     def run(self) -> None:
         """Measure a model, or every checkpoint of a series."""
@@ -99,7 +91,7 @@ class Probe(ModelCommand):
                 self._measure_series(self.series)
             elif self.dry_run:
                 check_folder(self.out, "probe")
-                self._plan("probe", {"model": self.model}, self._takes(self.model, self.revision))
+                self.plan("probe", self._takes(self.model, self.revision))
             else:
                 self._measure_model()
 
@@ -143,7 +135,7 @@ class Probe(ModelCommand):
         """Measure one model in a run folder of its own."""
         from joma.analysis.probing import measure
 
-        start, device = time.perf_counter(), chosen_device(self.device)
+        device = cmd.chosen_device(self.device)
         with working("probe", self.settings, self.out) as begin, reports("probe") as report:
             # Before the run folder is there: most mistakes show here.
             probed = measure(
@@ -156,31 +148,28 @@ class Probe(ModelCommand):
             )
             report("write and draw", 1, 1)
             records = [one.as_json() for one in probed.measurements]
+            heading, finding = _heading(probed, self.text), _finding(probed)
             with begin(device) as (run, outcome):
                 probed.log(run)
-                self._draw(run, probed, records)
-                outcome.update(finding=_finding(probed), **probed.facts)
+                self._draw(run, probed, f"{heading} {_render.sentence(finding)}")
+                outcome.update(finding=finding, **probed.facts)
         if probed.note:
             _render.say(probed.note, err=True)
         if self.json:
             _render.as_json(records)
             _render.say(f"Run folder: {run.path}", err=True)
             return
-        _print_model(self.model, _heading(probed, self.text), probed)
-        seconds = time.perf_counter() - start
-        _render.say(f"{_render.sentence(_finding(probed))} {seconds:.1f} s.")
-        for path in run.figures or [run.path]:
-            _render.say(f"  {path}")
+        _print_model(self.model, heading, probed)
+        _render.say(_render.sentence(finding))
+        _render.say_files(run)
 
-    def _draw(self, run: Any, probed: "Probed", records: list[dict[str, Any]]) -> None:
+    def _draw(self, run: "Run", probed: "Probed", caption: str) -> None:
         from joma.report import figures
         from joma.report.probe import draw_probe
 
-        picture = draw_probe(records, probed.roles)
+        picture = draw_probe([one.as_json() for one in probed.measurements], probed.roles)
         if picture is not None:
             title = f"{Path(self.model).name}: attention and weights, layer by layer"
-            finding = _render.sentence(_finding(probed))
-            caption = f"{_heading(probed, self.text)} {finding}"
             figures.save(run, "probe", picture, title=title, caption=caption)
 
     def _measure_series(self, names: list[str]) -> None:
@@ -193,7 +182,7 @@ class Probe(ModelCommand):
             check_folder(self.out, work.NAME, config)
             self._plan_series(series)
             return
-        start, device = time.perf_counter(), chosen_device(self.device)
+        device = cmd.chosen_device(self.device)
         with (
             working(work.NAME, config, self.out, resume=True) as begin,
             begin(device) as (run, outcome),
@@ -226,20 +215,15 @@ class Probe(ModelCommand):
                 }
             )
         else:
-            _series.put_findings(ended.integrity)
-            reported = {finding.sentence for finding in ended.integrity.findings}
-            for _, words in sorted(ended.failed.items()):
-                if words not in reported:
-                    _render.say(_render.sentence(words))
+            said = (it.sentence for it in ended.integrity.findings)
+            for words in dict.fromkeys([*said, *ended.failed.values()]):
+                _render.say(_render.sentence(words))
             if ended.table:
                 rows = [tuple(row.values()) for row in ended.table]
                 _render.put("", _render.table(tuple(ended.table[0]), rows, left=0), "")
-            for words in ended.sentences:
+            for words in (*ended.sentences, f"{found} {len(ended.done)} measured."):
                 _render.say(words)
-            seconds = time.perf_counter() - start
-            _render.say(f"{found} {len(ended.done)} measured. {seconds:.1f} s.")
-            for path in run.figures or [run.path]:
-                _render.say(f"  {path}")
+            _render.say_files(run)
         if not ended.sound:
             raise typer.Exit(1)
 
@@ -248,25 +232,11 @@ class Probe(ModelCommand):
 
         finished = [step for step in series.steps if self.out and work.is_done(self.out, step)]
         left = [it for it in series.checkpoints if it.step not in finished]
-        what = {"series": series.name, "steps": list(series.steps), "done": finished}
         takes = self._takes(left[0].source, left[0].revision) if left else {"about_seconds": None}
         if takes["about_seconds"] is not None:
             takes["about_seconds"] *= len(left) / self.jobs
-        self._plan(work.NAME, {**what, "jobs": self.jobs}, takes)
-
-    def _plan(self, name: str, what: Mapping[str, Any], takes: Mapping[str, Any]) -> None:
-        """Print what would be measured, where it goes, and what it takes.
-
-        Args:
-            name: Name of the run.
-            what: The model or series, by what it is called in JSON, and what else is known of it.
-            takes: What `_takes` returned.
-        """
-        from joma.runs import default_folder
-
-        run = str(self.out or default_folder(name))
-        more = {"device": chosen_device(self.device), "metrics": list(self.probing.chosen)}
-        _render.plan({**what, "run": run, **more, **takes}, json=self.json)
+        what = {"series": series.name, "steps": list(series.steps), "done": finished}
+        self.plan(work.NAME, takes, {**what, "jobs": self.jobs})
 
     def _takes(self, source: str, revision: str | None) -> dict[str, Any]:
         """Return about how long one model takes and what memory, from the sizes of its files alone.
@@ -274,8 +244,9 @@ class Probe(ModelCommand):
         Raises:
             JomaError: The model cannot be measured.
         """
-        from joma.analysis.probing import WINDOW, check
+        from joma.analysis.probing import check
         from joma.models.loading import check_source
+        from joma.probes.text import WINDOW
 
         probing = self.probing
         if not self.low_memory:
@@ -286,15 +257,17 @@ class Probe(ModelCommand):
                 reads_text=probing.reads_text,
             )
         check(source, self.beginning, probing, revision=revision)
+        found = {"metrics": list(probing.chosen)}
         sizes = file_sizes(source)
         if sizes is None:
-            return {"about_seconds": None, "about_bytes": None, "tokens": None}
+            return {**found, "about_seconds": None, "about_bytes": None, "tokens": None}
         parameters, largest = sizes
         tokens = self.windows * (self.window or WINDOW) if probing.reads_text else 0
         work = 2.0 * parameters * tokens * _MEASURING_SHARE + 500.0 * parameters
         size = 4 if self.dtype == "float32" else 2
         return {
-            "about_seconds": work / device_speed(chosen_device(self.device)) + 5,
+            **found,
+            "about_seconds": work / device_speed(cmd.chosen_device(self.device)) + 5,
             "about_bytes": 2 * largest if self.low_memory else 2 * parameters * size,
             "tokens": tokens,
         }
@@ -329,42 +302,37 @@ def device_speed(device: str) -> float:
 
 def _finding(probed: "Probed") -> str:
     """Return what was measured, in one sentence with its main numbers."""
-    found = probed.measurements
+    entropies, ranks = [], []
+    for one in probed.measurements:
+        if one.metric == "attention_entropy" and one.head is None:
+            entropies.append(one)
+        elif one.metric == "stable_rank" and probed.roles.get(one.module) == "mlp_lower":
+            ranks.append(one)
     said = []
-    for what, chosen in (
-        (
-            "attention entropy in nats",
-            [one for one in found if one.metric == "attention_entropy" and one.head is None],
-        ),
-        (
-            "stable rank of the MLPs' lower layers",
-            [
-                one
-                for one in found
-                if one.metric == "stable_rank" and probed.roles.get(one.module) == "mlp_lower"
-            ],
-        ),
+    for what, found in (
+        ("attention entropy in nats", entropies),
+        ("stable rank of the MLPs' lower layers", ranks),
     ):
-        if chosen:
-            low, high = (f(chosen, key=lambda one: one.value) for f in (min, max))
+        if found:
+            low, high = (choose(found, key=lambda one: one.value) for choose in (min, max))
             said.append(
                 f"{what} from {low.value:.3g} (layer {low.layer}) to {high.value:.3g} "
                 f"(layer {high.layer})"
             )
-    return "; ".join(said) + "." if said else f"{len(found)} numbers measured."
+    return ("; ".join(said) or f"{len(probed.measurements)} numbers measured") + "."
 
 
 def _heading(probed: "Probed", text: str) -> str:
-    facts = probed.facts
-    words = [str(facts["architecture"])]
-    if "parameters" in facts:
-        words.append(f"{facts['parameters'] / 1e6:.3g}M parameters")
-    if "bytes" in facts:
-        words.append(f"{facts['bytes'] / 1e6:.3g} MB of weights")
+    known = probed.facts
+    words = [str(known["architecture"])]
+    if "parameters" in known:
+        words.append(f"{known['parameters'] / 1e6:.3g}M parameters")
+    if "bytes" in known:
+        words.append(f"{known['bytes'] / 1e6:.3g} MB of weights")
     if probed.shape is not None:
         number, length = probed.shape
         words.append(f"{number} window{'s' * (number > 1)} of {length} tokens of {text}")
-        if (special := facts.get("special_tokens", "none")) != "none":
+        if (special := known.get("special_tokens", "none")) != "none":
             words.append(special)
     return ", ".join(words) + "."
 
@@ -375,17 +343,14 @@ def _print_model(model: str, heading: str, probed: "Probed") -> None:
 
     _render.put(Text.assemble((printable(model), "bold"), f"  {printable(heading)}"), "")
     rows = _by_layer(probed)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = dict.fromkeys(name for row in rows for name in row)
     of_weights = tuple(it.column for it in PROBED.values() if it.needs == "weights")
     ranks = [name for name in columns if name.startswith(of_weights)]
     for shown in ([name for name in columns if name not in ranks], ["layer", *ranks]):
         # The attentions of a layer have no weights.
-        cells = [
-            [row.get(name, "") for name in shown]
-            for row in rows
-            if any(name in row for name in shown[1:])
-        ]
-        if cells:
+        own = [row for row in rows if any(name in row for name in shown[1:])]
+        if own:
+            cells = [[row.get(name, "") for name in shown] for row in own]
             _render.put(_render.table(shown, cells, left=0), "")
     modules: dict[str, list[str]] = {}
     for one in probed.measurements:

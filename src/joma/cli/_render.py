@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from joma.runs import Run
+
 Record = dict[str, Any]
 """What is printed of one claim, experiment or run, as JSON has it."""
 
@@ -105,6 +107,12 @@ def size_text(size: float) -> str:
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size / 1024:.1f} KiB"
+
+
+def say_files(run: "Run") -> None:
+    """Print where the figures of a run are; the run folder if it has none."""
+    for path in run.figures or [run.path]:
+        typer.echo(printable(f"  {path}"))  # whole, whatever the width, so that it can be copied
 
 
 def console(*, err: bool = False) -> "Console":

@@ -7,51 +7,27 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from joma import experiments
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import (
-    Command,
-    argument,
-    chosen_device,
-    completing,
-    device_option,
-    flag,
-    json_flag,
-    option,
-    out_option,
-    positive,
-    seed_option,
-    whole,
-)
 from joma.cli._progress import reports
 from joma.cli._render import Record, cell, mark, printable
 from joma.cli._run_folder import (
     check_folder,
     closing,
-    explaining_failed_writes,
-    interruptible,
     naming_options,
+    resumable,
     resume_command,
-    writing_to,
 )
 from joma.common.checks import check_known
 from joma.common.json_files import plain
-from joma.common.text import duration
 from joma.errors import JomaError
-from joma.experiments import ChoiceOption, Experiment, Option, Request, Scale
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-EXAMPLE = "reproduce fig4 --out fig4-again --seed 1"
-_SHORT = 24
-"""Up to this many characters, the cells of a table are kept on one line."""
+from joma.experiments import ChoiceOption, Option, Request
 
 
 def _and(words: Iterable[str]) -> str:
@@ -59,17 +35,7 @@ def _and(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _scales() -> list[str]:
-    every = [scale for one in experiments.EXPERIMENTS.values() for scale in one.scales]
-    return list(dict.fromkeys(every))
-
-
-def _default_scale() -> str:
-    defaults = (one.default_scale for one in experiments.EXPERIMENTS.values() if one.scales)
-    return " or ".join(dict.fromkeys(defaults))
-
-
-def _reference() -> str:
+def _references() -> str:
     """Return what --reference may be, and of which experiments."""
     owners: dict[str, list[str]] = {}
     for name, experiment in experiments.EXPERIMENTS.items():
@@ -78,8 +44,13 @@ def _reference() -> str:
     return "; ".join(f"Of {_and(names)}: {what}" for what, names in owners.items())
 
 
+_TRAINED = [one for one in experiments.EXPERIMENTS.values() if one.scales]
+_SCALES = list(dict.fromkeys(scale for one in _TRAINED for scale in one.scales))
+_DEFAULT_SCALES = " or ".join(dict.fromkeys(one.default_scale for one in _TRAINED))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Reproduce(Command):
+class Reproduce(cmd.Command):
     """Make figures or tables of the papers from scratch, next to what was published.
 
     Each gets its own run folder; with --out and several names, DIR/NAME. What trains networks
@@ -88,33 +59,36 @@ class Reproduce(Command):
     when one differs.
     """
 
-    names: list[str] | None = argument(
+    summary = "Make figures and tables of the papers again."
+    example = "reproduce fig4 --out fig4-again --seed 1"
+
+    names: list[str] | None = cmd.argument(
         "NAME",
         f"What to make: {', '.join(experiments.EXPERIMENTS)}.",
         default=None,
-        completion=completing(experiments.EXPERIMENTS),
+        completion=cmd.completing(experiments.EXPERIMENTS),
     )
-    scale: str | None = option(
+    scale: str | None = cmd.option(
         "SCALE",
-        f"Size of what trains networks: {', '.join(_scales())}; "
-        f"{_default_scale()} if not given. --dry-run says what each takes.",
-        completion=completing(_scales()),
+        f"Size of what trains networks: {', '.join(_SCALES)}; "
+        f"{_DEFAULT_SCALES} if not given. --dry-run says what each takes.",
+        completion=cmd.completing(_SCALES),
     )
-    device: str = device_option(
+    device: str = cmd.device_option(
         "Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there."
     )
     own: Mapping[str, Any] = field(default_factory=dict)
-    group: list[str] | None = option(
+    group: list[str] | None = cmd.option(
         "GROUP",
         "Do this part of the work alone; may be given several times. "
         "--dry-run says which there are.",
     )
-    reference: Path | None = option("FOLDER", f"{_reference()}.")
-    out: Path | None = out_option()
-    seed: int = seed_option()
-    json: bool = json_flag()
-    dry_run: bool = flag("Say what would be made, where, and what it takes, and stop.")
-    list_: bool = flag("List what can be made, and stop.", name="--list")
+    reference: Path | None = cmd.option("FOLDER", f"{_references()}.")
+    out: Path | None = cmd.out_option()
+    seed: int = cmd.seed_option()
+    json: bool = cmd.json_flag()
+    dry_run: bool = cmd.flag("Say what would be made, where, and what it takes, and stop.")
+    list_: bool = cmd.flag("List what can be made, and stop.", name="--list")
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
@@ -142,11 +116,15 @@ class Reproduce(Command):
         requests = self._requests(_chosen(self.names))
         folders = self._folders(requests)
         if self.dry_run:
-            _show_plans(requests, folders, self.json)
+            plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
+            if self.json:
+                _render.as_json(plans)
+            for plan in () if self.json else plans:
+                _render.plan(plan, json=False)
             return
         for name, request in requests.items():  # before the first of all is made
             experiments.EXPERIMENTS[name].check_needs(request)
-        _warn_of_days(requests)
+            _warn_of_days(name, request)
         records: list[Record] = []
         begun: dict[str, Path] = {}
 
@@ -157,20 +135,9 @@ class Reproduce(Command):
                 for name in left
             ]
 
-        def again() -> str:
-            if not (commands := resume()):
-                return "Nothing is left to do."
-            resumable = experiments.EXPERIMENTS[list(requests)[len(records)]].resumable
-            words = "Continue with" if resumable else "Run it again with"
-            return "\nThen: ".join([f"{words}: {commands[0]}", *commands[1:]])
-
-        with interruptible(begun.values(), again):
+        with resumable(begun, resume, self.out):
             for name, request in requests.items():
-                with (
-                    writing_to(folders[name]),
-                    explaining_failed_writes(name, partial(begun.get, name), resume),
-                    reports(f"reproduce {name}") as report,
-                ):
+                with reports(f"reproduce {name}") as report:
                     asked = dataclasses.replace(request, progress=report)
                     note = partial(begun.__setitem__, name)
                     records.append(reproduce_experiment(name, folders[name], asked, begun=note))
@@ -207,7 +174,7 @@ class Reproduce(Command):
             found = {name: experiments.EXPERIMENTS[name].request(**asked) for name in names}
         if self.device == "cpu" or not any(request.scale for request in found.values()):
             return found
-        device = chosen_device(self.device)
+        device = cmd.chosen_device(self.device)
         return {
             name: dataclasses.replace(request, device=device) if request.scale else request
             for name, request in found.items()
@@ -237,7 +204,7 @@ def _own_options() -> list[inspect.Parameter]:
         kind, metavar, parser = str, "NAME", None
         if isinstance(first, Option):
             kind, metavar = first.kind, "N" if first.kind is int else "X"
-            parser = whole(1) if first.kind is int else positive
+            parser = cmd.whole(1) if first.kind is int else cmd.positive
         what = typer.Option(
             f"--{name}", metavar=metavar, help=f"{_option_help(owners)}.", parser=parser
         )
@@ -344,81 +311,37 @@ def _show_outcome(record: Record) -> None:
 
 
 def _put_numbers(rows: Sequence[Record]) -> None:
-    """Print an experiment's table, or its rows one under the other where that is too wide."""
-    from rich.measure import Measurement
+    """Print an experiment's table, or its rows one under the other where that is too wide.
+
+    Cells stay on one line, for a number in two pieces is none; headings may break.
+    """
     from rich.padding import Padding
 
-    table, out = _number_table(rows), _render.console()
-    if Measurement.get(out, out.options, table).minimum <= out.width - 2:
-        _render.put(Padding(table, (0, 0, 0, 2), expand=False))
-        return
-    for row in rows:
-        for number, (name, value) in enumerate(row.items()):
-            _render.paragraph(f"{name}: {cell(plain(value))}", 4 if number else 2)
-
-
-def _number_table(rows: Sequence[Record]) -> "Table":
-    """Return a table without labels that the row above has too, if all to their left are as well.
-
-    Short cells stay on one line, for a number in two pieces is none; headings may break.
-    """
     cells = [[cell(plain(value)) for value in row.values()] for row in rows]
-    table = _render.table(list(rows[0]))
+    table, window = _render.table(list(rows[0]), cells), _render.console()
     for column, name, values in zip(table.columns, rows[0], zip(*cells, strict=True), strict=True):
-        widest = max(map(len, values))
-        if widest <= _SHORT:
-            word = max(map(len, printable(name).split()), default=1)
-            column.header = textwrap.fill(printable(name), max(widest, word))
-            column.no_wrap, column.min_width = True, widest
+        widest = max(map(len, [*printable(name).split(), *values]))
+        column.header = textwrap.fill(printable(name), widest)
+        column.no_wrap, column.min_width = True, widest
         words = any(isinstance(row[name], str) for row in rows)
         column.justify = "left" if words else "right"
-    for above, row in zip([[None] * len(rows[0]), *cells], cells, strict=False):
-        pairs = zip(row, above, strict=True)
-        same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        table.add_row(*[""] * same, *row[same:])
-    return table
-
-
-def _show_plans(
-    requests: Mapping[str, Request], folders: Mapping[str, Path | None], json: bool
-) -> None:
-    """Print what would be made, where, and what it takes."""
-    plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
-    if json:
-        _render.as_json(plans)
+    if window.measure(table).minimum <= window.width - 2:
+        _render.put(Padding(table, (0, 0, 0, 2), expand=False))
         return
-    for plan in plans:
-        _render.plan(plan, json=False)
-    known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
-    if known and len(plans) > 1:
-        others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
-        without = f", without {', '.join(others)}" if others else ""
-        typer.echo(f"Together about {duration(sum(known))}{without}.")
+    for row, shown in zip(rows, cells, strict=True):
+        for number, (name, value) in enumerate(zip(row, shown, strict=True)):
+            _render.paragraph(f"{name}: {value}", 4 if number else 2)
 
 
-def _warn_of_days(requests: Mapping[str, Request]) -> None:
-    """Say on standard error what was made for a GPU and is about to be done on a CPU."""
-    for name, request in requests.items():
-        experiment = experiments.EXPERIMENTS[name]
-        if request.device != "cpu" or not request.scale:
-            continue
-        if _measured_on(experiment.scales[request.scale]) == "cpu":
-            continue
+def _warn_of_days(name: str, request: Request) -> None:
+    """Say on standard error that what was made for a GPU is about to be done on a CPU."""
+    scales = experiments.EXPERIMENTS[name].scales
+    if request.device == "cpu" and request.scale and "CPU" not in scales[request.scale].device:
         words = (
             f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
             "take days: --dry-run says what each scale takes"
         )
         _render.say(words, err=True)
-
-
-def _measured_on(scale: Scale) -> str:
-    """Return the kind of device that a scale was measured on, as a request names it."""
-    return "cpu" if "CPU" in scale.device else "cuda"
-
-
-def _share(experiment: Experiment, request: Request) -> float:
-    """Return the share of an experiment that is asked for, its groups being equal parts."""
-    return len(request.groups) / len(experiment.groups) if request.groups else 1.0
 
 
 def _plan(name: str, request: Request, folder: Path | None) -> Record:
@@ -433,9 +356,10 @@ def _plan(name: str, request: Request, folder: Path | None) -> Record:
     }
     if not request.scale:
         return {**plan, "about_seconds": experiment.seconds, "memory": experiment.memory}
-    takes, share = experiment.takes(request), _share(experiment, request)
+    takes = experiment.takes(request)
+    share = len(request.groups) / len(experiment.groups) if request.groups else 1.0
     chosen = takes[request.scale]
-    known = _measured_on(chosen) == request.device
+    known = ("CPU" in chosen.device) == (request.device == "cpu")
     return {
         **plan,
         "about_seconds": chosen.seconds * share if known else None,

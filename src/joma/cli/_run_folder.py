@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,23 +40,40 @@ def closing(run: "Run") -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def interruptible(folders: Iterable[Path], again: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, say what is in the run folders and how to resume, and leave.
+def resumable(
+    begun: Mapping[str, Path], resume: Callable[[], Sequence[str]], out: Path | None = None
+) -> Iterator[None]:
+    """On Ctrl-C, SIGTERM or a full disk, say what is in the run folders and how to resume.
 
-    The program then exits with 130 after Ctrl-C and with 143 after SIGTERM.
+    The program exits with 130 after Ctrl-C, with 143 after SIGTERM and with 2 where it cannot
+    write.
 
     Args:
-        folders: The run folders begun so far; the block may add to them.
-        again: Returns the commands that resume, as lines to print.
+        begun: The run folders begun so far, by what is made in them; the block adds to them.
+        resume: Returns the commands that do what is left.
+        out: The folder given with --out.
     """
     try:
         with raising_on_sigterm():
             yield
     except KeyboardInterrupt as error:
-        left = " ".join(_left(folder) for folder in folders if folder.is_dir())
+        left = " ".join(_left(folder) for folder in begun.values() if folder.is_dir())
         typer.echo(f"\n{signal_name(error)}. {left or 'Nothing was saved.'}", err=True)
-        typer.echo(again(), err=True)
+        for number, command in enumerate(resume()):
+            typer.echo(f"{'Then' if number else 'Continue with'}: {command}", err=True)
         raise typer.Exit(exit_code(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if begun:
+            name, folder = list(begun.items())[-1]
+            commands = " and then ".join(f"`{command}`" for command in resume())
+            raise JomaError(
+                f"{name} stopped, {error.filename or folder}: {reason(error)}; when that is fixed, "
+                f"resume with {commands}"
+            ) from error
+        with writing_to(out):
+            raise
 
 
 @contextlib.contextmanager
@@ -70,32 +87,6 @@ def writing_to(out: Path | None) -> Iterator[None]:
         if out is None:
             raise
         raise JomaError(f"cannot write to --out {out}: {reason(error)}") from error
-
-
-@contextlib.contextmanager
-def explaining_failed_writes(
-    name: str, begun: Callable[[], Path | None], resume: Callable[[], Iterable[str]]
-) -> Iterator[None]:
-    """Report an `OSError` of work that has begun together with how to resume it.
-
-    Args:
-        name: What the work is called.
-        begun: Returns its run folder, None before there is one.
-        resume: Returns the commands that do what is left.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        folder = begun()
-        if folder is None:
-            raise
-        commands = " and then ".join(f"`{command}`" for command in resume())
-        raise JomaError(
-            f"{name} stopped, {error.filename or folder}: {reason(error)}; when that is fixed, "
-            f"resume with {commands}"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -187,20 +178,17 @@ def working(
     from joma.runs import Run
 
     check_folder(out, name, config, restart=not resume)
-    folders: list[Path] = []
-
-    def again() -> str:
-        return f"Run it again with: {resume_command(out or (folders[0] if folders else None))}"
+    begun: dict[str, Path] = {}
 
     @contextlib.contextmanager
     def begin(device: str = "cpu") -> Iterator[tuple[Run, dict[str, Any]]]:
         enter = Run.resume if resume else partial(Run.create, existing="restart")
         run = enter(name, config or {}, out=out, device=device)
-        folders.append(run.path)
+        begun[name] = run.path
         with run.locked(), closing(run) as outcome:
             yield run, outcome
 
-    with interruptible(folders, again), writing_to(out):
+    with resumable(begun, lambda: [resume_command(out or begun.get(name))], out):
         yield begin
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import Command, argument, json_flag
 from joma.cli._render import printable
 from joma.errors import JomaError
 
@@ -21,11 +21,14 @@ _STYLES |= {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowRun(Command):
+class ShowRun(cmd.Command):
     """Show how a run ended, what was found in it, its curves, settings and files."""
 
-    folder: Path = argument("RUN", "A run folder.")
-    json: bool = json_flag()
+    summary = "Show findings, curves and settings of a run."
+    example = "runs show runs/fig4-20250101-120000"
+
+    folder: Path = cmd.argument("RUN", "A run folder.")
+    json: bool = cmd.json_flag()
 
     def run(self) -> None:
         """Print what is known of the run."""

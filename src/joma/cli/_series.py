@@ -8,30 +8,31 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import Command, add_command, argument, command_group, json_flag
 from joma.cli._progress import reports
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.models.series import Integrity, Series
 
-app = command_group("Series of checkpoints.", "series verify checkpoints")
-
 
 @dataclass(frozen=True, kw_only=True)
-class VerifySeries(Command):
+class VerifySeries(cmd.Command):
     """Find repeated, missing and damaged checkpoints.
 
     Exits with 1 when something is found.
     """
 
-    series: list[str] = argument(
+    summary = "Check the checkpoints of a training."
+    example = "series verify EleutherAI/pythia-70m@step0,step1,step2,step4"
+
+    series: list[str] = cmd.argument(
         "SERIES",
         "A folder of checkpoint folders, several such folders, or HUBID@step0,step1000 "
         "(HUBID@pythia for Pythia's).",
     )
-    json: bool = json_flag()
+    json: bool = cmd.json_flag()
 
     def run(self) -> None:
         """Check the series."""
@@ -58,15 +59,6 @@ class VerifySeries(Command):
             raise typer.Exit(1)
 
 
-add_command(
-    app,
-    VerifySeries,
-    "Check the checkpoints of a training.",
-    "series verify EleutherAI/pythia-70m@step0,step1,step2,step4",
-    name="verify",
-)
-
-
 def named(names: Sequence[str]) -> "Series":
     """Return the series that the user names: a folder, several folders, or a hub id."""
     from joma.models.series import Series
@@ -89,3 +81,8 @@ def put_findings(integrity: "Integrity") -> None:
     """Print what is wrong with a series."""
     for finding in integrity.findings:
         _render.say(_render.sentence(finding.sentence))
+
+
+app = cmd.command_group(
+    "Series of checkpoints.", "series verify checkpoints", {"verify": VerifySeries}
+)

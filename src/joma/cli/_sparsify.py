@@ -8,20 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import (
-    Command,
-    ModelCommand,
-    add_command,
-    argument,
-    command_group,
-    count,
-    dtype_option,
-    json_flag,
-    option,
-    positive,
-    share,
-)
 from joma.cli._progress import reports
 from joma.cli._run_folder import naming_options, working
 from joma.errors import JomaError
@@ -37,14 +25,9 @@ _HELD_OUT_SHARE = 0.2
 _CHARACTERS = 12
 """Characters of text that are read for one token; most tokens have fewer."""
 
-app = command_group(
-    "Leave out neurons that do not matter (Deja Vu).",
-    "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
-class FitPredictors(ModelCommand):
+class FitPredictors(cmd.ModelCommand):
     """Fit predictors of the MLP neurons (and heads) that matter for a token, a layer ahead.
 
     They are trained from the model's own activations on one text and judged on another: how many
@@ -53,42 +36,51 @@ class FitPredictors(ModelCommand):
     which fit no other --dtype.
     """
 
-    corpus: str = option(
+    summary = "Fit predictors of the neurons that matter, and judge them."
+    example = "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2"
+
+    corpus: str = cmd.option(
         "TEXT",
         "What the predictors are fitted on: embedded or wikitext-2 (their training part), a "
         "folder with train.txt, a file, or - for standard input.",
         "embedded",
     )
-    held_out: str | None = option(
+    held_out: str | None = cmd.option(
         "TEXT",
         "What they are judged on; otherwise the corpus's test part, or the last fifth of a file.",
     )
-    mlp_sparsity: float = option("SHARE", "Share of the neurons left out.", 0.5, parser=share)
-    heads_sparsity: float | None = option(
-        "SHARE", "Share of the attention heads left out; none if not given.", parser=share
+    mlp_sparsity: float = cmd.option(
+        "SHARE", "Share of the neurons left out.", 0.5, parser=cmd.share
     )
-    rank_ratio: float = option(
-        "RATIO", "Rank of the predictors divided by the width of the model.", 0.125, parser=positive
+    heads_sparsity: float | None = cmd.option(
+        "SHARE", "Share of the attention heads left out; none if not given.", parser=cmd.share
     )
-    tokens: int = count("Tokens to fit on, at most.", 16384, least=64)
-    held_out_tokens: int = count("Tokens to judge on, at most.", 4096, least=4)
-    window: int = count("Tokens read together.", 256, least=2)
-    epochs: int = count("How often a predictor is shown the text.", 6)
-    dtype: str = dtype_option()
+    rank_ratio: float = cmd.option(
+        "RATIO",
+        "Rank of the predictors divided by the width of the model.",
+        0.125,
+        parser=cmd.positive,
+    )
+    tokens: int = cmd.count("Tokens to fit on, at most.", 16384, least=64)
+    held_out_tokens: int = cmd.count("Tokens to judge on, at most.", 4096, least=4)
+    window: int = cmd.count("Tokens read together.", 256, least=2)
+    epochs: int = cmd.count("How often a predictor is shown the text.", 6)
+    dtype: str = cmd.dtype_option()
 
     def run(self) -> None:
         """Fit, save and judge."""
+        from joma.inference.sparsify import FitSettings
+
         start = time.perf_counter()
-        fit_settings = self._fit_settings()
+        names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "epochs", "seed")
+        with naming_options():
+            how = FitSettings(**{name: getattr(self, name) for name in names})
         with working("sparsify", self.settings, self.out) as begin, reports("sparsify") as report:
             report("loading the model", 0, 1)
             loaded, fitting, judging = self._load()
-            device = next(loaded.model.parameters()).device.type
-            record: dict[str, Any] = {}
             if not self.dry_run:
-                with begin(device) as (run, outcome):
-                    path = run.path / FILE
-                    record = self._make(loaded, fit_settings, fitting, judging, path, report)
+                with begin(cmd.chosen_device(self.device)) as (run, outcome):
+                    record = self._fit(loaded, how, fitting, judging, run.path / FILE, report)
                     run.write_table("layers", _columns(record["layers"]))
                     run.write_table("perplexity", _columns(record["perplexity"]))
                     seconds = round(time.perf_counter() - start, 2)
@@ -96,18 +88,11 @@ class FitPredictors(ModelCommand):
                     run.write_json("summary", record)
                     outcome.update(finding=record["finding"])
         if self.dry_run:
-            self._plan(loaded, fitting, judging)
+            self.plan("sparsify", self._takes(loaded, fitting, judging))
         elif self.json:
             _render.as_json(record)
         else:
             _print_record(record)
-
-    def _fit_settings(self) -> "FitSettings":
-        from joma.inference.sparsify import FitSettings
-
-        names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "epochs", "seed")
-        with naming_options():
-            return FitSettings(**{name: getattr(self, name) for name in names})
 
     def _load(self) -> "tuple[Loaded, Tensor, Tensor]":
         """Return the model, the windows to fit on and those to judge on."""
@@ -146,28 +131,27 @@ class FitPredictors(ModelCommand):
         from joma.data.text import read_text
 
         in_parts = _has_parts(self.corpus)
+        if self.held_out == self.corpus:
+            raise JomaError(
+                f"--held-out must be another text than --corpus, got {self.corpus!r} for both"
+            )
+        fitting = read_text(f"{self.corpus}:train" if in_parts else self.corpus)
         if self.held_out is not None:
-            if self.held_out == self.corpus:
-                raise JomaError(
-                    f"--held-out must be another text than --corpus, got {self.corpus!r} for both"
-                )
-            fitting = read_text(f"{self.corpus}:train" if in_parts else self.corpus)
             judging = read_text(self.held_out)
         elif in_parts:
-            fitting, judging = (read_text(f"{self.corpus}:{part}") for part in ("train", "test"))
+            judging = read_text(f"{self.corpus}:test")
         else:
-            text = read_text(self.corpus)
-            cut = int((1 - _HELD_OUT_SHARE) * len(text))
-            fitting, judging = text[:cut], text[cut:]
+            cut = int((1 - _HELD_OUT_SHARE) * len(fitting))
+            fitting, judging = fitting[:cut], fitting[cut:]
         return {
             "--corpus": (fitting, self.tokens),
             "the held-out text": (judging, self.held_out_tokens),
         }
 
-    def _make(
+    def _fit(
         self,
         loaded: "Loaded",
-        fit_settings: "FitSettings",
+        how: "FitSettings",
         fitting: "Tensor",
         judging: "Tensor",
         path: Path,
@@ -176,19 +160,13 @@ class FitPredictors(ModelCommand):
         """Fit, save and judge; return the record."""
         from joma.inference import sparsify
 
-        sparsify.fit(
-            loaded.model,
-            fitting,
-            fit_settings,
-            source=self.model,
-            corpus=self.corpus,
-            progress=report,
-        ).save(path)
+        model, known = loaded.model, {"source": self.model, "corpus": self.corpus}
+        sparsify.fit(model, fitting, how, progress=report, **known).save(path)
         # What is judged is what the file holds.
-        predictors = sparsify.load_predictors(path, next(loaded.model.parameters()).device)
-        layers = sparsify.layer_quality(loaded.model, predictors, judging, progress=report)
+        predictors = sparsify.load_predictors(path, next(model.parameters()).device)
+        layers = sparsify.layer_quality(model, predictors, judging, progress=report)
         costs = sparsify.perplexity_cost(
-            loaded.model,
+            model,
             predictors,
             judging,
             mlp=self.mlp_sparsity,
@@ -196,14 +174,13 @@ class FitPredictors(ModelCommand):
             seed=self.seed,
             progress=report,
         )
-        facts = predictors.facts
+        fitted = predictors.facts
         names = ("mlp_sparsity", "heads_sparsity", "rank_ratio", "tokens", "corpus", "dtype",
-                 "gated")  # fmt: skip
+                 "gated", "rank")  # fmt: skip
         record = {
             "model": self.model,
             "file": str(path),
-            **{name: getattr(facts, name) for name in names},
-            "rank": facts.rank,
+            **{name: getattr(fitted, name) for name in names},
             "predictor_bytes": predictors.nbytes,
             "window": judging.shape[1],
             "held_out_tokens": judging.numel(),
@@ -212,38 +189,35 @@ class FitPredictors(ModelCommand):
         }
         return {**record, "finding": _finding(record)}
 
-    def _plan(self, loaded: "Loaded", fitting: "Tensor", judging: "Tensor") -> None:
-        """Print what the fit takes."""
+    def _takes(self, loaded: "Loaded", fitting: "Tensor", judging: "Tensor") -> dict[str, Any]:
+        """Return what the fit takes."""
         from joma.inference.sparsify import rank_of, sparse_layers
-        from joma.runs import default_folder
 
         layers = sparse_layers(loaded.model)
         width, neurons = layers[0].width, layers[0].neurons
         rank = rank_of(self.rank_ratio, width)
-        parameters = sum((rank + 1) * (it.width + it.neurons) for it in layers)
         needed = 2 * fitting.numel() * sum(2 * it.width + it.neurons for it in layers)
-        record = {
-            "model": self.model,
-            "run": str(self.out or default_folder("sparsify")),
-            "device": next(loaded.model.parameters()).device.type,
+        return {
             "layers": len(layers),
             "width": width,
             "neurons": neurons,
             "rank": rank,
-            "predictor_parameters": parameters,
+            "predictor_parameters": sum((rank + 1) * (it.width + it.neurons) for it in layers),
             "tokens": fitting.numel(),
             "held_out_tokens": judging.numel(),
             "about_bytes": min(needed, 2**31),
         }
-        _render.plan(record, json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowPredictors(Command):
+class ShowPredictors(cmd.Command):
     """Show of which model predictors are, and how they were fitted."""
 
-    file: Path = argument("FILE", f"A {FILE}, or its run folder.")
-    json: bool = json_flag()
+    summary = "Show what a file of predictors holds."
+    example = f"sparsify show runs/sparsify/{FILE}"
+
+    file: Path = cmd.argument("FILE", f"A {FILE}, or its run folder.")
+    json: bool = cmd.json_flag()
 
     def run(self) -> None:
         """Print the facts of the file."""
@@ -262,22 +236,6 @@ class ShowPredictors(Command):
         _render.put(_render.table(("", ""), rows, left=2))
 
 
-add_command(
-    app,
-    FitPredictors,
-    "Fit predictors of the neurons that matter, and judge them.",
-    "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
-    name="fit",
-)
-add_command(
-    app,
-    ShowPredictors,
-    "Show what a file of predictors holds.",
-    f"sparsify show runs/sparsify/{FILE}",
-    name="show",
-)
-
-
 def _has_parts(corpus: str) -> bool:
     from joma.data.corpora import NAMED
 
@@ -290,36 +248,24 @@ def _has_parts(corpus: str) -> bool:
 def _finding(record: Mapping[str, Any]) -> str:
     """Return in one sentence what the predictors cost, and whether they beat a fixed set."""
     costs = {one["selection"]: one for one in record["perplexity"]}
-    dense, own = costs["dense"], costs["predicted"]
+    dense, own, oracle = costs["dense"], costs["predicted"], costs["oracle"]
     left = f"{record['mlp_sparsity']:.0%} of the neurons"
     if record["heads_sparsity"] is not None:
         left += f" and {record['heads_sparsity']:.0%} of the heads"
-    cost, error = own["cost"], own["standard_error"]
-    measured = (
-        f"({_nats(cost)} ± {error:.3f} nats a token, standard error over {len(own['losses'])} "
-        f"windows; the oracle's choice costs {_nats(costs['oracle']['cost'])})"
+    said = (
+        f"leaving out {left}, predicted a layer ahead, changes perplexity on held-out text from "
+        f"{dense['perplexity']:.4g} to {own['perplexity']:.4g} ({own['cost']:+.3f} ± "
+        f"{own['standard_error']:.3f} nats a token, standard error over {len(own['losses'])} "
+        f"windows; the oracle's choice costs {oracle['cost']:+.3f})."
     )
-    if abs(cost) <= 2 * error:
-        does = f"changes the loss on held-out text by less than two standard errors {measured}"
-    else:
-        does = (
-            f"{'raises' if cost > 0 else 'lowers'} perplexity on held-out text from "
-            f"{dense['perplexity']:.4g} to {own['perplexity']:.4g} {measured}"
-        )
-    said = f"leaving out {left}, predicted a layer ahead, {does}."
     if "static" not in costs:
         return said
-    static = costs["static"]
-    gaps = [a - b for a, b in zip(static["losses"], own["losses"], strict=True)]
-    better, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
-    if better > 2 * error:
-        return f"{said} A fixed set of neurons costs more, {_nats(static['cost'])}."
-    verdict = "more than" if better < -2 * error else "as much, within two standard errors, as"
-    return f"{said} That is {verdict} a fixed set of neurons costs, {_nats(static['cost'])}."
-
-
-def _nats(cost: float) -> str:
-    return f"{round(cost, 3) + 0.0:.3f}"  # no minus sign before zero
+    gaps = [a - b for a, b in zip(costs["static"]["losses"], own["losses"], strict=True)]
+    gap, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    does = "no difference beyond two standard errors"
+    if abs(gap) > 2 * error:
+        does = "more" if gap > 0 else "less"
+    return f"{said} A fixed set of neurons costs {costs['static']['cost']:+.3f}, {does}."
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -337,36 +283,47 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: values for name, values in found.items() if None not in values}
 
 
+_RECALLED = {
+    "recall": "recall",
+    "recall, fixed set": "static_recall",
+    "energy kept": "energy",
+    "by the oracle": "oracle_energy",
+    "by the fixed set": "static_energy",
+    "heads' recall": "heads_recall",
+}
+_SPREAD = {f"energy in top {top}%": f"top_{top}_energy" for top in (10, 25, 50)}
+_SPREAD |= {"neurons for 99%": "for_99", "exactly zero": "zero"}
+
+
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the layers, the perplexities and the finding."""
-    chosen = {
-        "recall": "recall",
-        "recall, fixed set": "static_recall",
-        "energy kept": "energy",
-        "by the oracle": "oracle_energy",
-        "by the fixed set": "static_energy",
-    }
-    if record["heads_sparsity"] is not None:
-        chosen["heads' recall"] = "heads_recall"
-    energies = {f"energy in top {top}%": f"top_{top}_energy" for top in (10, 25, 50)}
     shares = _columns(record["layers"])
-    for columns in (chosen, {**energies, "neurons for 99%": "for_99", "exactly zero": "zero"}):
-        known = [shares.get(name, [None] * len(record["layers"])) for name in columns.values()]
+    for headings in (_RECALLED, _SPREAD):
+        known = {heading: shares[name] for heading, name in headings.items() if name in shares}
         rows = [
-            (str(layer), *(_render.cell(value, ".1%") for value in values))
-            for layer, *values in zip(shares["layer"], *known, strict=True)
+            (str(layer), *(f"{value:.1%}" for value in values))
+            for layer, *values in zip(shares["layer"], *known.values(), strict=True)
         ]
-        _render.put(_render.table(("layer", *columns), rows, left=0), "")
-    rows = []
-    for one in record["perplexity"]:
-        cost = ("", "")
-        if one["selection"] != "dense":
-            cost = (f"{round(one['cost'], 4) + 0.0:.4f}", f"{one['standard_error']:.4f}")
-        perplexity = f"{one['perplexity']:#.4g}"
-        rows.append(
-            (one["selection"], f"{one['kept']:.1%}", perplexity, f"{one['loss']:.4f}", *cost)
+        _render.put(_render.table(("layer", *known), rows, left=0), "")
+    rows = [
+        (
+            one["selection"],
+            f"{one['kept']:.1%}",
+            f"{one['perplexity']:#.4g}",
+            f"{one['loss']:.4f}",
+            f"{one['cost']:.4f}",
+            f"{one['standard_error']:.4f}",
         )
+        for one in record["perplexity"]
+    ]
     headings = ("neurons", "kept", "perplexity", "loss", "cost in nats", "± s.e.")
     _render.put(_render.table(headings, rows), "")
-    _render.say(f"{_render.sentence(record['finding'])} {record['seconds']:.0f} s.")
+    _render.say(_render.sentence(record["finding"]))
     _render.say(f"  {record['file']}")
+
+
+app = cmd.command_group(
+    "Leave out neurons that do not matter (Deja Vu).",
+    "sparsify fit EleutherAI/pythia-70m --corpus wikitext-2",
+    {"fit": FitPredictors, "show": ShowPredictors},
+)

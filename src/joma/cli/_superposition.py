@@ -1,31 +1,28 @@
 """`joma superposition`."""
 
-import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import ModelCommand, chosen_device, count, option, text_option
 from joma.cli._progress import reports
-from joma.cli._render import cell, printable
 from joma.cli._run_folder import naming_options, working
 from joma.common.json_files import plain
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
-    from rich.text import Text as RichText
     from torch import Tensor
 
-    from joma.analysis.superposition import FoundNode, SearchResult
+    from joma.analysis.node_examples import FoundNode
+    from joma.analysis.superposition import SearchResult
     from joma.models import Loaded
     from joma.runs import Run
 
-EXAMPLE = "superposition EleutherAI/pythia-70m --text book.txt"
 _WINDOW = 64
 _SHOWN = 3
 """Nodes that are printed, and contexts of each of their groups."""
@@ -45,7 +42,7 @@ def _layers(given: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Superposition(ModelCommand):
+class Superposition(cmd.ModelCommand):
     """Find MLP nodes that answer to unrelated contexts (Fig. 10), with two controls.
 
     A node's strongest contexts are grouped by what their query attends to; it scores high where
@@ -54,11 +51,14 @@ class Superposition(ModelCommand):
     says so.
     """
 
-    text: str = text_option()
-    window: int | None = count(f"Tokens of a window; {_WINDOW} if not given.")
-    windows: int = count("Windows at most, evenly over the text.", 512)
-    layers: Any = option("LAYERS", "Like 0,3-5; all if not given.", parser=_layers)
-    nodes: int | None = count(
+    summary = "Find MLP nodes that answer to unrelated contexts."
+    example = "superposition EleutherAI/pythia-70m --text book.txt"
+
+    text: str = cmd.text_option()
+    window: int | None = cmd.count(f"Tokens of a window; {_WINDOW} if not given.")
+    windows: int = cmd.count("Windows at most, evenly over the text.", 512)
+    layers: Any = cmd.option("LAYERS", "Like 0,3-5; all if not given.", parser=_layers)
+    nodes: int | None = cmd.count(
         "Nodes of each layer, drawn at random, at least 100; all if not given.", least=100
     )
 
@@ -71,10 +71,10 @@ class Superposition(ModelCommand):
                 report("loading the model", 0, 1)
                 loaded, windows = self._load()
                 if not self.dry_run:
-                    with begin(chosen_device(self.device)) as (run, outcome):
+                    with begin(cmd.chosen_device(self.device)) as (run, outcome):
                         record = self._search(loaded, windows, run, outcome, report)
             if self.dry_run:
-                self._plan(loaded, windows)
+                self.plan("superposition", self._takes(loaded, windows))
                 return
         record["seconds"] = round(time.perf_counter() - start, 2)
         if self.json:
@@ -84,7 +84,8 @@ class Superposition(ModelCommand):
 
     def _load(self) -> "tuple[Loaded, Tensor]":
         """Return the model and the windows it will read, all checked."""
-        from joma.analysis.superposition import check, spread
+        from joma.analysis.node_contexts import spread
+        from joma.analysis.superposition import check
         from joma.data.text import read_text
         from joma.data.text import windows as cut
 
@@ -106,7 +107,8 @@ class Superposition(ModelCommand):
         self, loaded: "Loaded", windows: "Tensor", run: "Run", outcome: dict[str, Any], report: Any
     ) -> dict[str, Any]:
         """Search, write tables and figures, and return the record of it."""
-        from joma.analysis.superposition import examples, search
+        from joma.analysis.node_examples import examples
+        from joma.analysis.superposition import search
 
         found = search(
             loaded,
@@ -144,27 +146,22 @@ class Superposition(ModelCommand):
         outcome.update(agrees=agrees, finding=found.finding)
         return record
 
-    def _plan(self, loaded: "Loaded", windows: "Tensor") -> None:
-        """Print what the search takes, estimated by reading one batch."""
+    def _takes(self, loaded: "Loaded", windows: "Tensor") -> dict[str, Any]:
+        """Return what the search takes, estimated by reading one batch."""
         from joma.analysis.superposition import estimate
-        from joma.runs import default_folder
 
         seconds, memory = estimate(loaded, windows, layers=self.layers, nodes=self.nodes)
-        record = {
-            "model": self.model,
-            "run": str(self.out or default_folder("superposition")),
-            "device": chosen_device(self.device),
+        return {
             "windows": len(windows),
             "window": windows.shape[1],
             "about_seconds": float(f"{seconds:.3g}"),
             "about_bytes": memory,
         }
-        _render.plan(record, json=self.json)
 
 
 def _keep(run: "Run", found: "SearchResult", best: "Sequence[FoundNode]") -> None:
     """Write the tables and the figures."""
-    from joma.analysis.superposition import tables
+    from joma.analysis.node_examples import tables
     from joma.report import figures, superposition
 
     for name, columns in tables(found, best).items():
@@ -192,59 +189,44 @@ def _keep(run: "Run", found: "SearchResult", best: "Sequence[FoundNode]") -> Non
 
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the layers, the best nodes with their contexts, and the finding."""
-    from rich.text import Text
-
-    names = ("median", "99%", "shuffled 99%", "untrained 99%")
+    numbers = ("median", "99%", "shuffled 99%", "untrained 99%")
     shares = ("above shuffled", "above untrained")
     rows = [
         (
             str(row["layer"]),
             f"{row['nodes']:,}",
-            *(cell(row[name], ".2f") for name in names),
-            *(cell(row[name], ".1%") for name in shares),
+            *(_render.cell(row[name], ".2f") for name in numbers),
+            *(_render.cell(row[name], ".1%") for name in shares),
         )
         for row in record["layers"]
     ]
-    _render.put(_render.table(("layer", "nodes", *names, *shares), rows, left=0), "")
-    terminal = _render.console().is_terminal
+    _render.put(_render.table(("layer", "nodes", *numbers, *shares), rows, left=0), "")
     for node in record["found"]:
-        _render.put(Text(f"layer {node['layer']}, node {node['node']}", style="bold"))
-        _render.paragraph(_verdict(node))
-        for number, group in enumerate(node["groups"]):
+        words = f"layer {node['layer']}, node {node['node']}: {_verdict(node)}"
+        _render.paragraph(words, 0, style="bold")
+        for letter, group in zip("ABCDEFGHIJKLMNOP", node["groups"], strict=False):
             words = f" attends to {', '.join(group['words'])}" if group["words"] else ""
-            _render.paragraph(f"{chr(ord('A') + number)}{words}", style="italic")
+            _render.paragraph(f"{letter}{words}", style="italic")
             for context in group["contexts"][:_PER_GROUP]:
-                _render.paragraph(_line(context, terminal), 4)
+                _render.paragraph(_line(context), 4)
         typer.echo()
     _render.paragraph(_render.sentence(record["finding"]), 0)
     for path in record["figures"]:
         typer.echo(f"  {path}")
 
 
-def _line(context: Mapping[str, Any], terminal: bool) -> "RichText":
-    """Return a context: attended tokens bold and the query underlined, or «these» and [this]."""
-    from rich.text import Text
-
-    styles = {"query": "not dim bold underline", "attended": "not dim bold", "": "not dim"}
-    signs = {"query": "[]", "attended": printable("«»"), "": ""}
-    line = Text(f"{context['activation']:.2f}  ", style="dim")
-    for role, piece in _by_role(context):
+def _line(context: Mapping[str, Any]) -> str:
+    """Return a context as text, with «tokens attended to» and the [query]."""
+    line = f"{context['activation']:.2f}  "
+    for place, piece in enumerate(context["pieces"]):
         piece = piece.replace("\t", " ").replace("\n", "↵")
-        shown = printable("".join(sign for sign in piece if sign.isprintable()))
-        word = shown.strip()
-        before, _, after = shown.partition(word) if word else (shown, "", "")
-        start, end = ("", "") if terminal or not role else (signs[role][:1], signs[role][-1:])
-        line.append(before).append(f"{start}{word}{end}", style=styles[role]).append(after)
-    return line
-
-
-def _by_role(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the text of neighbouring tokens of one role: the query, attended to, or neither."""
-    roles = ["attended" if attended else "" for attended in context["attended"]]
-    roles[context["query"]] = "query"
-    pieces = zip(roles, context["pieces"], strict=True)
-    for role, together in itertools.groupby(pieces, key=lambda one: one[0]):
-        yield role, "".join(piece for _, piece in together)
+        word = piece.strip()
+        start, end = "[]" if place == context["query"] else ("", "")
+        if not start and context["attended"][place]:
+            start, end = "«»"
+        before, _, after = piece.partition(word) if word else (piece, "", "")
+        line += f"{before}{start}{word}{end}{after}"
+    return line.replace("» «", " ").replace("»«", "")  # neighbours in one pair of marks
 
 
 def _verdict(node: Mapping[str, Any]) -> str:

@@ -11,28 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import (
-    Command,
-    argument,
-    chosen_device,
-    completing,
-    device_option,
-    flag,
-    json_flag,
-    option,
-    out_option,
-)
 from joma.cli._errors import EXIT_BAD_INPUT, command_line
 from joma.cli._progress import reports
-from joma.cli._run_folder import (
-    check_folder,
-    closing,
-    explaining_failed_writes,
-    interruptible,
-    resume_command,
-    writing_to,
-)
+from joma.cli._run_folder import check_folder, closing, resumable, resume_command
 from joma.common.signals import exit_code
 from joma.errors import JomaError
 
@@ -40,13 +23,12 @@ if TYPE_CHECKING:
     from joma.runs import Run
     from joma.train.language import Config, Trained
 
-EXAMPLE = "train tiny --out first --set training.steps=100"
 PRESETS = ("tiny", "small", "neox-wikitext2")
 """A copy of their names, since the help must not import what trains them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Command):
+class Train(cmd.Command):
     """Train a language model on a text, with the monitor on.
 
     The run folder has what was measured, checkpoints to resume from, and in series/ the models of
@@ -55,21 +37,24 @@ class Train(Command):
     On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
     """
 
-    config: str | None = argument(
+    summary = "Train a language model and watch it learn."
+    example = "train tiny --out first --set training.steps=100"
+
+    config: str | None = cmd.argument(
         "CONFIG",
         f"A TOML file, or one of {', '.join(PRESETS)}.",
         default=None,
-        completion=completing(PRESETS),
+        completion=cmd.completing(PRESETS),
     )
-    change: list[str] | None = option(
+    change: list[str] | None = cmd.option(
         "SECTION.ENTRY=VALUE",
         "Change a setting, as in training.steps=100; may be given several times.",
         name="--set",
     )
-    device: str = device_option()
-    out: Path | None = out_option()
-    json: bool = json_flag()
-    dry_run: bool = flag("Make a few steps, say what all would take, and stop.")
+    device: str = cmd.device_option()
+    out: Path | None = cmd.out_option()
+    json: bool = cmd.json_flag()
+    dry_run: bool = cmd.flag("Make a few steps, say what all would take, and stop.")
 
     def run(self) -> None:
         """Train, or estimate what it takes; the first of several processes reports for all."""
@@ -80,7 +65,7 @@ class Train(Command):
             if self.config is None:
                 raise JomaError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
             config = read_config(self.config, self.change or [])
-            device = chosen_device(self.device)
+            device = cmd.chosen_device(self.device)
             check_folder(self.out, "train")
             if self.out is not None and is_run(self.out) and (self.out / "config.json").is_file():
                 check_length(config, Run.open(self.out))
@@ -92,35 +77,29 @@ class Train(Command):
 
     def _train(self, config: "Config", device: str) -> None:
         from joma.runs import Run
+        from joma.train.findings import headline
         from joma.train.language import changing, joined, train
 
-        begun: list[Path] = []
+        begun: dict[str, Path] = {}
 
-        def folder() -> Path | None:
-            return begun[0] if begun else None
-
-        def resume() -> str:
-            return resume_command(folder() or self.out)
+        def resume() -> list[str]:
+            return [resume_command(begun.get("training") or self.out)]
 
         def begin() -> Run:
             sections, may_change = config.sections(), changing(config)
             return Run.resume("train", sections, out=self.out, device=device, changing=may_change)
 
-        with (
-            interruptible(begun, lambda: f"Continue with: {resume()}"),
-            writing_to(self.out),
-            explaining_failed_writes("training", folder, lambda: [resume()]),
-            joined(device) as processes,
-        ):
+        with resumable(begun, resume, self.out), joined(device) as processes:
             run = processes.first(begin)
             if run is None:  # the first process alone writes and reports
                 train(config, None, processes=processes)
                 return
-            begun.append(run.path)
+            begun["training"] = run.path
             with run.locked(), closing(run) as outcome:
-                with reports("train") as report, _warnings_after(report.say):
+                with reports("train") as report, _warnings_said(report.say):
                     trained = train(config, run, processes=processes, progress=report)
-                outcome.update(finding=_finding(trained), findings=_headlines(trained))
+                headlines = [headline(one) for one in trained.judgement.findings]
+                outcome.update(finding=_finding(trained), findings=headlines)
                 if trained.stopped is not None:
                     outcome.update(status="stopped", stopped=trained.stopped)
         if self.json:
@@ -192,27 +171,22 @@ def _quiet_but_for_the_first() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
-class _DeferredWarnings(logging.Handler):
-    """Prints warnings of the monitor at once, and keeps others, which would disturb the bar."""
+class _Said(logging.Handler):
+    """Prints warnings above the bar."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
-        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
-        if record.name != "joma.monitor":
-            self.lines.append(line)
-            return
         with contextlib.suppress(OSError):  # nobody may be reading
-            self._say(_render.printable(line))
+            self._say(_render.printable(record.getMessage()))
 
 
 @contextlib.contextmanager
-def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
-    """Print warnings after the block, but those of the monitor at once."""
-    logger, handler = logging.getLogger("joma"), _DeferredWarnings(say)
+def _warnings_said(say: Callable[[str], None]) -> Iterator[None]:
+    """Print warnings of the block above the bar."""
+    logger, handler = logging.getLogger("joma"), _Said(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -220,8 +194,6 @@ def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-    for line in handler.lines:
-        _render.say(line, err=True)
 
 
 def _finding(trained: "Trained") -> str:
@@ -232,12 +204,6 @@ def _finding(trained: "Trained") -> str:
     if math.isfinite(trained.validation_loss):
         words.append(f"validation loss {trained.validation_loss:.3f}")
     return ", ".join(words)
-
-
-def _headlines(trained: "Trained") -> list[str]:
-    from joma.train.findings import headline
-
-    return [headline(one) for one in trained.judgement.findings]
 
 
 def _record(run: "Run", trained: "Trained") -> dict[str, Any]:

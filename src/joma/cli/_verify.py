@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from joma.cli import _command as cmd
 from joma.cli import _render
-from joma.cli._command import Command, flag, json_flag, option, seed_option
 from joma.cli._progress import reports
 from joma.cli._render import Record, mark, printable
 from joma.cli._run_folder import working
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
 
     from joma.runs import Run
 
-EXAMPLE = "verify --claim lemma8 --json"
-
 
 def _claim_ids(incomplete: str) -> list[str]:
     return [name for name in chosen(None) if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(Command):
+class Verify(cmd.Command):
     """Check every claim of the papers, as printed and as derived, against independent numbers.
 
     Exits with 1 when a derived claim fails. Nothing is written without --plot or --out.
     """
 
-    claim: list[str] | None = option(
+    summary = "Check every claim of the papers."
+    example = "verify --claim lemma8 --json"
+
+    claim: list[str] | None = cmd.option(
         "ID",
         "Check this claim alone; may be given several times. See --list.",
         completion=_claim_ids,
     )
-    list_: bool = flag("List the claims and their ids, and stop.", name="--list")
-    plot: bool = flag("Draw all errors in one picture, in a run folder.")
-    json: bool = json_flag()
-    seed: int = seed_option()
-    out: Path | None = option(
+    list_: bool = cmd.flag("List the claims and their ids, and stop.", name="--list")
+    plot: bool = cmd.flag("Draw all errors in one picture, in a run folder.")
+    json: bool = cmd.json_flag()
+    seed: int = cmd.seed_option()
+    out: Path | None = cmd.option(
         "DIR",
         "Keep the verdicts and the picture in this run folder; with --plot alone, in a new "
         "./runs/verify-DATE-TIME.",
@@ -167,32 +168,30 @@ def _show_verdicts(records: Sequence[Record], seconds: float) -> None:
     from joma.experiments.claims import errata
 
     columns = ("claim", "printed", "derived ≤ tolerance", "s")
-    table = _render.table(columns, map(_cells, records), left=3)
-    for column in table.columns[1:]:
-        column.no_wrap = True
-    _render.put(table, "")
-    lists: dict[str, list[tuple[int, str, str]]] = {"Conditions": [], "Errata": [], "Failures": []}
-    for record in records:
-        if record.get("condition"):
-            without = f"without, the error is {_number(record['without']['error'])}."
-            condition = f": {record['condition']}; {without}"
-            lists["Conditions"].append((2, record["claim"], condition))
-        if "failure" in record:
-            lists["Failures"].append((2, record["claim"], f": {record['failure']}"))
+    _render.put(_render.table(columns, map(_cells, records), left=3), "")
+    failures = [(it["claim"], f": {it['failure']}") for it in records if "failure" in it]
+    conditions = [
+        (it["claim"], f": {it['condition']}; without, the error is {_number(error)}.")
+        for it in records
+        if it.get("condition")
+        for error in [it["without"]["error"]]
+    ]
+    for heading, lines in (("Conditions", conditions), ("Failures", failures)):
+        if lines:
+            _render.put(heading)
+            for name, text in lines:
+                _entry(2, name, text)
+            _render.put("")
     found = errata.find(name for record in records for name in record.get("errata", ()))
-    for document, roots in errata.group(found).items():
-        lists["Errata"].append((2, f"{document}: {errata.count(document, found)}", ""))
+    for number, (document, roots) in enumerate(errata.group(found).items()):
+        if not number:
+            _render.put("Errata")
+        _entry(2, f"{document}: {errata.count(document, found)}", "")
         for it in (it for root in roots.values() for it in root):
             follows = f" (follows from {it.root})" if it.root else ""
             said = f": {it.place}. Printed: {it.printed}. Corrected: {it.corrected}."
-            lists["Errata"].append((6 if it.root else 4, it.id, f"{follows}{said}"))
-    for heading, lines in lists.items():
-        if lines:
-            _render.put(heading)
-            for line in lines:
-                _entry(*line)
-            _render.put("")
-    _render.put(f"{summary(records)} {seconds:.1f} s.")
+            _entry(6 if it.root else 4, it.id, follows + said)
+    _render.put("", f"{summary(records)} {seconds:.1f} s.")
 
 
 def _entry(indent: int, name: str, text: str) -> None:
@@ -202,22 +201,15 @@ def _entry(indent: int, name: str, text: str) -> None:
     _render.paragraph(Text.assemble((printable(name), "bold"), printable(text)), indent)
 
 
-def _cells(record: Record) -> "list[Text]":
-    from rich.text import Text
-
-    origin = Text(printable(f"\n{record['source']}; {record['method']}"), style="dim")
-    form, derived = record["printed"], _form(record["derived"])
+def _cells(record: Record) -> "list[Text | str]":
+    printed, derived = record["printed"], _form(record["derived"])
     sign = printable("≤") if record["derived"]["holds"] else ">"
     derived.append(f" {sign} {_number(record['derived']['tolerance'])}", style="dim")
     error = record["derived"].get("standard_error")
     if error is not None:  # a sampled reference
         derived.append(f" (SE {_number(error)})", style="dim")
-    return [
-        Text(printable(record["claim"])).append(origin),
-        Text(printable("–"), style="dim") if form is None else _form(form),
-        derived,
-        Text(f"{record['seconds']:.2f}"),
-    ]
+    form = "–" if printed is None else _form(printed)
+    return [record["claim"], form, derived, f"{record['seconds']:.2f}"]
 
 
 def _form(form: Record) -> "Text":

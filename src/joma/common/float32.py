@@ -11,7 +11,6 @@ the first to begin notes what the user has set, and the last to end puts that ba
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -33,12 +32,21 @@ def float32_products(precision: Precision) -> Iterator[None]:
     Args:
         precision: "ieee" for float32 throughout, "tf32" where the device may round factors.
     """
-    block = _Block(precision)
-    _begin(block)
+    block = object()
+    with _lock:
+        if not _blocks:
+            _before[:] = [_settings()]
+        _blocks[block] = threading.get_ident(), precision
+        _apply()
     try:
         yield
     finally:
-        _end(block)
+        with _lock:
+            del _blocks[block]
+            if _blocks:
+                _apply()
+            else:
+                _set(*_before.pop())
 
 
 def float32_is_coarse(device: str | None = None) -> bool:
@@ -53,69 +61,34 @@ def float32_is_coarse(device: str | None = None) -> bool:
     return any(backend.fp32_precision not in _FULL for backend in _backends())
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """A block that is being run, and by which thread."""
-
-    precision: Precision
-    thread: int = field(default_factory=threading.get_ident)
-
-
 _lock = threading.Lock()
-_blocks: list[_Block] = []
-_before: list["_Setting"] = []
+_blocks: dict[object, tuple[int, Precision]] = {}
+"""Thread and precision of the blocks that are being run, in the order in which they began."""
+_before: list[tuple[str, tuple[str, ...]]] = []
 """What the user has set, while there are blocks."""
-
-
-def _begin(block: _Block) -> None:
-    with _lock:
-        if not _blocks:
-            _before.append(_Setting.now())
-        _blocks.append(block)
-        _apply()
-
-
-def _end(block: _Block) -> None:
-    with _lock:
-        _blocks.remove(block)
-        if _blocks:
-            _apply()
-        else:
-            _before.pop().put_back()
 
 
 def _apply() -> None:
     """Set what the blocks ask for."""
-    innermost = {block.thread: block.precision for block in _blocks}
+    innermost = dict(_blocks.values())
     precision = "ieee" if "ieee" in innermost.values() else "tf32"
     torch.set_float32_matmul_precision(_OLDER[precision])  # writes the others as well
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What the process has set.
+def _settings() -> tuple[str, tuple[str, ...]]:
+    """Return the record for all backends, and that of each ("none" where it follows another)."""
+    own = _own()
+    for backend in _backends():
+        backend.fp32_precision = "ieee"  # where these are fine, the other can be asked for
+    older = torch.get_float32_matmul_precision()
+    _set(older, own)
+    return older, own
 
-    Attributes:
-        older: of the record for all backends.
-        own: of each backend; "none" where it follows what is set above it.
-    """
 
-    older: str
-    own: tuple[str, ...]
-
-    @classmethod
-    def now(cls) -> "_Setting":
-        own = _own()
-        for backend in _backends():
-            backend.fp32_precision = "ieee"  # where these are fine, the other can be asked for
-        found = cls(torch.get_float32_matmul_precision(), own)
-        found.put_back()
-        return found
-
-    def put_back(self) -> None:
-        torch.set_float32_matmul_precision(self.older)
-        for backend, value in zip(_backends(), self.own, strict=True):
-            backend.fp32_precision = value
+def _set(older: str, own: tuple[str, ...]) -> None:
+    torch.set_float32_matmul_precision(older)
+    for backend, value in zip(_backends(), own, strict=True):
+        backend.fp32_precision = value
 
 
 def _own() -> tuple[str, ...]:

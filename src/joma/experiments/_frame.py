@@ -22,7 +22,7 @@ from joma.errors import JomaError
 from joma.experiments._experiment import Request
 from joma.models import Transformer, TransformerConfig
 from joma.runs import Run
-from joma.train import Ensemble, Training, fit_together
+from joma.train import Ensemble, fit
 
 FRESH_STEP = 2**40
 """A step that no training reaches: its samples are new to every network."""
@@ -141,13 +141,11 @@ class NetworkGroup:
         name: The group's name.
         members: Cell and seed of each of its networks, in the order of the ensemble's members.
         prepare: Makes the networks, given the group's run.
-        can_share_gpu: Whether its networks are so few that they may train alongside others.
     """
 
     name: str
     members: Sequence[tuple[str, int]]
     prepare: Callable[[Run], GroupTraining]
-    can_share_gpu: bool = False
 
 
 def train_groups(
@@ -160,8 +158,6 @@ def train_groups(
 ) -> None:
     """Train groups, each in a run folder of its own, unless they are done already.
 
-    One after the other, but on a GPU those that can share it at the same time.
-
     Args:
         run: The experiment's run; a group's run is in its folder, `groups/GROUP`.
         groups: The groups.
@@ -173,7 +169,6 @@ def train_groups(
             has done is not done again: its metrics are copied.
     """
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
-    left: list[tuple[NetworkGroup, Run]] = []
     for group in groups:
         members = [{"cell": cell, "seed": seed} for cell, seed in group.members]
         config = {**settings, "measure_at": measure_at, "members": members, "group": group.name}
@@ -182,11 +177,7 @@ def train_groups(
         if groups_done(run, [group.name]):
             own.checkpoints.clear()  # in case it was killed just before it did
         elif not any(_copy_metrics(own, other) for other in _done_elsewhere(run, own, others)):
-            left.append((group, own))
-    shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
-    for together in [shared, *([one] for one in left if one not in shared)]:
-        if together:
-            _train(together, measure_at, request)
+            _train(group, own, measure_at, request)
 
 
 def train_cells(
@@ -214,44 +205,28 @@ def train_cells(
     train_groups(run, map(group, request.groups or groups), size, size.measure_at, request)
 
 
-def _train(
-    groups: Sequence[tuple[NetworkGroup, Run]], measure_at: Sequence[int], request: Request
-) -> None:
+def _train(group: NetworkGroup, own: Run, measure_at: Sequence[int], request: Request) -> None:
     on_gpu = request.device == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    names = ", ".join(group.name for group, _ in groups)
-    done = dict.fromkeys((group.name for group, _ in groups), 0)
-
-    def training(group: NetworkGroup, own: Run, networks: GroupTraining) -> Training:
-        def report(step: int, steps: int) -> None:
-            done[group.name] = step
-            request.progress(f"train {names}", sum(done.values()), len(done) * steps)
-
-        return Training(
-            networks.ensemble,
-            own,
-            measure_at[-1],
-            measure=networks.measure,
-            measure_at=measure_at,
-            progress=report,
-        )
-
-    prepared = [group.prepare(own) for group, own in groups]
-    ended = fit_together(
-        [training(*one, networks) for one, networks in zip(groups, prepared, strict=True)]
+    networks = group.prepare(own)
+    ended = fit(
+        networks.ensemble,
+        own,
+        measure_at[-1],
+        measure=networks.measure,
+        measure_at=measure_at,
+        progress=lambda done, total: request.progress(f"train {group.name}", done, total),
     )
-    for (_, own), networks, fit in zip(groups, prepared, ended, strict=True):
-        outcome = {
-            "status": "done",
-            "device": request.device,
-            "precision": networks.ensemble.precision,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
-            "together": len(groups),
-            **asdict(fit),
-        }
-        own.write_json("outcome", outcome)
-        own.checkpoints.clear()  # they serve to resume, and are large
+    outcome = {
+        "status": "done",
+        "device": request.device,
+        "precision": networks.ensemble.precision,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        **asdict(ended),
+    }
+    own.write_json("outcome", outcome)
+    own.checkpoints.clear()  # they serve to resume, and are large
 
 
 def _done_elsewhere(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
@@ -333,37 +308,3 @@ def read_metric(
         values[tuple(place)] = log["value"]
         parts.append(np.moveaxis(values.reshape(*shape[:-1], -1, seeds), -2, 0))
     return np.concatenate(parts)
-
-
-def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows of equal keys as the columns of a table."""
-    rows = list(rows)
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-
-
-def long_table(values: np.ndarray, name: str, **axes: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return an array as a table with a row for each number.
-
-    Args:
-        values: The numbers.
-        name: What the column of numbers is called.
-        **axes: The labels along each axis of the array, in order.
-    """
-    places = np.indices(values.shape).reshape(values.ndim, -1)
-    labels = zip(axes.items(), places, strict=True)
-    return {
-        **{axis: np.asarray(own)[place] for (axis, own), place in labels},
-        name: values.ravel(),
-    }
-
-
-def mean_and_std(values: np.ndarray, digits: int = 2) -> str:
-    """Return the mean over networks and, of several, its spread, as a table has it."""
-    if len(values) < 2:
-        return f"{values.mean():.{digits}f}"
-    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
-
-
-def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard error of the mean over seeds, the last axis."""
-    return values.std(-1, ddof=1) / np.sqrt(values.shape[-1])

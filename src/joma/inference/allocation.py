@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from joma.common.checks import check_number, check_one_of, whole_number
 from joma.errors import JomaError
-from joma.inference.heavy_hitter import HeavyHitter
-from joma.inference.policy import Policy
+from joma.inference.policies import HeavyHitter, Policy
 from joma.inference.quality import LayerProfile
 
 Rule = Literal["even", "mass", "entropy"]

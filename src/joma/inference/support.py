@@ -1,18 +1,17 @@
-"""Which models a cache can serve, and what their layers are."""
+"""Which models a cache can serve, what their layers are, and how many bytes a cache takes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.inference.policy import Policy
-from joma.inference.streaming import Streaming
+from joma.inference.policies import Policy, Streaming, Window
 
-TESTED = frozenset({"llama", "qwen3", "mistral", "gpt_neox", "gemma3_text", "opt", "gpt2"})
-"""Types of models for which the tests compare every policy with the plain model."""
-
-_LEARNED: Mapping[str, str] = {
+_LEARNED = {
     "opt": "max_position_embeddings",
     "gpt2": "n_positions",
     "gpt_bigcode": "n_positions",
@@ -20,11 +19,23 @@ _LEARNED: Mapping[str, str] = {
 }
 """Types of models with learned positions, and where their configuration says how many."""
 
-_REFUSED_ROPE: Mapping[str, str] = {
-    "dynamic": "rotations change with the length of the text",
-    "longrope": "rotations change with the length of the text",
-}
-_KINDS = ("full_attention", "sliding_attention")
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What a model's layer is, as far as its cache is concerned.
+
+    Attributes:
+        index: Number of the layer.
+        window: Keys are seen at a smaller distance; None without a sliding window.
+        frequencies: Angle per position of each pair of rotated components, (R/2,); None where keys
+            are not rotated, or not in a way that is known.
+        is_rotated: Whether keys are rotated by their position at all.
+    """
+
+    index: int
+    window: int | None = None
+    frequencies: Tensor | None = None
+    is_rotated: bool = True
 
 
 def text_config(model: nn.Module) -> Any:
@@ -57,13 +68,9 @@ def layer_windows(config: Any) -> list[int | None]:
     Raises:
         JomaError: A layer is of a kind that a cache cannot serve.
     """
-    count = int(config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        types = ["full_attention" if window is None else "sliding_attention"] * count
-    for index, kind in enumerate(types):
-        if kind not in _KINDS:
+    for index, kind in enumerate(types := _layer_types(config)):
+        if kind not in ("full_attention", "sliding_attention"):
             raise JomaError(
                 f"layers must attend to everything or to a sliding window to use a cache, got "
                 f"{kind!r} in layer {index} of {config.model_type}"
@@ -71,28 +78,36 @@ def layer_windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def layer_frequencies(model: nn.Module, config: Any) -> list[Tensor | None]:
-    """Return the rotary frequencies of each layer, None where positions are learned."""
-    count = int(config.num_hidden_layers)
-    if learned_positions(config) is not None:
-        return [None] * count
-    types: Sequence[str] = getattr(config, "layer_types", None) or [""] * count
-    modules = rotary_modules(model)
-    if not modules:
+def _layer_types(config: Any) -> Sequence[str]:
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return types
+    only = (
+        "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+    )
+    return [only] * int(config.num_hidden_layers)
+
+
+def layer_kinds(model: nn.Module) -> list[LayerKind]:
+    """Return what the layers of a model are, by its configuration.
+
+    Raises:
+        JomaError: A layer is of a kind that a cache cannot serve.
+    """
+    config = text_config(model)
+    windows = layer_windows(config)
+    rotary = [it for it in model.modules() if type(it).__name__.endswith("RotaryEmbedding")]
+    if not rotary and learned_positions(config) is None:
         raise JomaError(
             f"model must have rotary or learned positions to use a cache, got {config.model_type}"
         )
-    found: list[Tensor | None] = []
-    for kind in types:
-        names = (f"{kind}_inv_freq", "inv_freq")
-        buffers = [getattr(modules[0], it, None) for it in names]
-        found.append(next((it for it in buffers if it is not None), None))
-    return found
-
-
-def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that make rotations."""
-    return [it for it in model.modules() if type(it).__name__.endswith("RotaryEmbedding")]
+    kinds = []
+    for index, (kind, window) in enumerate(zip(_layer_types(config), windows, strict=True)):
+        names = (f"{kind}_inv_freq", "inv_freq") if rotary else ()
+        found = [getattr(rotary[0], it, None) for it in names]
+        frequencies = next((it for it in found if it is not None), None)
+        kinds.append(LayerKind(index, window, frequencies, bool(rotary)))
+    return kinds
 
 
 def check_supported(model: nn.Module, policies: Policy | Sequence[Policy]) -> None:
@@ -109,24 +124,20 @@ def check_supported(model: nn.Module, policies: Policy | Sequence[Policy]) -> No
     name = config.model_type
     if getattr(config, "num_kv_shared_layers", 0):
         raise JomaError(f"layers that share keys cannot use a cache, as those of {name}")
-    if not getattr(model, "_supports_attention_backend", True):
-        raise JomaError(
-            f"{name} computes attention in a way of its own, which the cache cannot follow"
-        )
-    for rope in _rope_types(config):
-        if rope in _REFUSED_ROPE:
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    for one in [it for it in rope.values() if isinstance(it, Mapping)] or [rope]:
+        if one.get("rope_type") in ("dynamic", "longrope"):
             raise JomaError(
-                f"{name} with {rope} positions cannot use a cache: {_REFUSED_ROPE[rope]}"
+                f"{name} with {one['rope_type']} positions cannot use a cache: rotations change "
+                "with the length of the text"
             )
-    layer_windows(config)
-    layer_frequencies(model, config)
-    if learned_positions(config) is not None:
-        for policy in for_layers(policies, int(config.num_hidden_layers)):
-            if isinstance(policy, Streaming) and policy.positions == "cache":
-                raise JomaError(
-                    f"positions must be 'absolute' or 'auto' for {name}, whose positions are "
-                    "learned, got 'cache', which needs rotary embeddings"
-                )
+    given = for_layers(policies, len(layer_kinds(model)))
+    in_cache = any(isinstance(it, Streaming) and it.positions == "cache" for it in given)
+    if in_cache and learned_positions(config) is not None:
+        raise JomaError(
+            f"positions must be 'absolute' or 'auto' for {name}, whose positions are learned, got "
+            "'cache', which needs rotary embeddings"
+        )
 
 
 def for_layers(policies: Policy | Sequence[Policy], count: int) -> list[Policy]:
@@ -145,9 +156,52 @@ def for_layers(policies: Policy | Sequence[Policy], count: int) -> list[Policy]:
     return given
 
 
-def _rope_types(config: Any) -> set[str]:
-    rope: Any = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(rope, Mapping):
-        return set()
-    parts = [it for it in rope.values() if isinstance(it, Mapping)] or [rope]
-    return {str(it.get("rope_type", "default")) for it in parts}
+def in_window(policy: Policy, window: int | None) -> Policy:
+    """Return what is kept in a layer with a sliding window of its own.
+
+    Where the budget is as large as the window, the window is kept: no later query sees more.
+    """
+    if window is None or window < 2 or (policy.budget is not None and policy.budget < window - 1):
+        return policy
+    return Window(window - 1)
+
+
+def cache_bytes(
+    model: nn.Module,
+    policy: Policy | Sequence[Policy],
+    *,
+    tokens: int,
+    batch: int = 1,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Return the bytes a cache holds after reading some tokens.
+
+    A layer that is full has budget + 1 slots. A slot takes 2·heads·head size numbers for key and
+    value, 4 bytes for the token's position (once, or for each head where heads keep different
+    tokens), and 4 bytes for each head where attention received is measured. The model may be on
+    the meta device.
+
+    Args:
+        model: The model.
+        policy: One policy for all layers, or one for each.
+        tokens: How many tokens were read.
+        batch: Rows of the batch.
+        dtype: Type of keys and values; by default that of the model's weights.
+    """
+    if not whole_number("tokens", tokens, 0):
+        return 0
+    whole_number("batch", batch, 1)
+    check_supported(model, policy)
+    config, kinds = text_config(model), layer_kinds(model)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_head = 2 * size * (dtype or next(model.parameters()).dtype).itemsize
+    total = 0
+    for given, kind in zip(for_layers(policy, len(kinds)), kinds, strict=True):
+        kept = in_window(given, kind.window)
+        own = heads if kept.per_head else 1
+        is_full = kept.budget is not None and tokens > kept.budget
+        slots = kept.budget + 1 if is_full and kept.budget is not None else tokens
+        per_slot = heads * per_head + 4 * own + (4 * heads if kept.uses_attention else 0)
+        total += batch * (slots * per_slot + 8 + (8 * own if is_full else 0))
+    return total

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from joma.errors import how_to_install
-from joma.integrations._passes import BackwardPasses
-from joma.integrations._watch import Watch
+from joma.integrations._training import BackwardPasses, MonitoredTraining
 from joma.train.monitor import Monitor
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
         f"joma.integrations.huggingface needs transformers: {how_to_install('hf')}"
@@ -45,7 +44,7 @@ class MonitorCallback(TrainerCallback):
     """
 
     def __init__(self, **monitor_options: Any) -> None:
-        self._watch = Watch(monitor_options)
+        self._training = MonitoredTraining(monitor_options)
         self._hook: RemovableHandle | None = None
         self._losses: list[Tensor] = []
         self._counted = False
@@ -54,15 +53,13 @@ class MonitorCallback(TrainerCallback):
     @property
     def monitor(self) -> Monitor:
         """Of the training that runs, or ran last."""
-        return self._watch.monitor
+        return self._training.monitor
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach the monitor to the model."""
         model: nn.Module = kwargs["model"]
         self._leave()
-        self._watch.begin(
+        self._training.begin(
             model,
             kwargs.get("optimizer"),
             step=state.global_step,
@@ -73,9 +70,7 @@ class MonitorCallback(TrainerCallback):
         hook: Callable[..., None] = torch.compiler.disable(self._keep_loss)  # type: ignore[assignment]
         self._hook = model.register_forward_hook(hook, with_kwargs=True)
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record a step: the weights have moved, and gradients are still there."""
         loss = None
         if self._losses:
@@ -87,38 +82,32 @@ class MonitorCallback(TrainerCallback):
             else:
                 loss = losses.mean()
         self._losses = []
-        if self._watch.step(loss, speaks=state.is_world_process_zero):
+        if self._training.step(loss, speaks=state.is_world_process_zero):
             control.should_training_stop = True
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Records the Trainer's own loss, where the model returned none."""
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the Trainer's own loss, where the model returned none."""
         loss = (kwargs.get("logs") or {}).get("loss")
         if self._hook is None or loss is None or self._recorded >= state.global_step:
             return
         self._recorded = state.global_step
         self.monitor.record_loss(state.global_step, loss)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Records the loss of an evaluation while training runs."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the loss of an evaluation while training runs."""
         loss = (kwargs.get("metrics") or {}).get("eval_loss")
         if self._hook is not None and loss is not None:
             self.monitor.record_validation(loss, state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the findings and print them."""
         self._leave()
-        self._watch.end_and_print()
+        self._training.end(says=True)
 
     def _keep_loss(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Keeps the loss of one batch, on its device."""
+        """Keep the loss of one batch, on its device."""
         if not (model.training and torch.is_grad_enabled()):
             return  # an evaluation
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
@@ -152,9 +141,7 @@ class PerLayerCallback(TrainerCallback):
         self._passes: BackwardPasses | None = None
         self._hook: RemovableHandle | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach to the model and the optimizer.
 
         Raises:
@@ -168,26 +155,20 @@ class PerLayerCallback(TrainerCallback):
             scaled=args.fp16,
             processes=args.world_size,
         )
-        if self._passes.are_marked:
+        if self._passes.optimizers:
             # The Trainer may compile the model around it.
             hook: Callable[..., None] = torch.compiler.disable(self._begin_pass)  # type: ignore[assignment]
             self._hook = kwargs["model"].register_forward_pre_hook(hook)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End a backward pass that was not the last of its step."""
         self._end_pass()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the last backward pass of a step."""
         self._end_pass()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach from the model."""
         self._leave()
 

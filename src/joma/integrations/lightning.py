@@ -9,14 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError, how_to_install
-from joma.integrations._passes import BackwardPasses
-from joma.integrations._watch import Watch
+from joma.integrations._training import BackwardPasses, MonitoredTraining
 from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-elif importlib.util.find_spec("lightning") is not None:
+if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:
     from lightning.pytorch import Callback
 else:
     try:
@@ -49,7 +46,7 @@ class MonitorCallback(Callback):
     """
 
     def __init__(self, *, module: str | None = None, **monitor_options: Any) -> None:
-        self._watch = Watch(monitor_options)
+        self._training = MonitoredTraining(monitor_options)
         self._module = module
         self._step: int | None = None
         self._folder: str | None = None
@@ -59,43 +56,42 @@ class MonitorCallback(Callback):
     @property
     def monitor(self) -> Monitor:
         """Of the training that runs, or ran last."""
-        return self._watch.monitor
+        return self._training.monitor
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the step and the folder."""
+        """Return what a checkpoint keeps: the step and the folder."""
         return {"step": self._step, "folder": self._folder}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what a checkpoint kept."""
+        """Take what a checkpoint kept."""
         self._step, self._folder = state_dict["step"], state_dict["folder"]
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the monitor to the model."""
         self._steps, self._losses = trainer.global_step, []
-        going_on = self._steps > 0
-        step = self._step if going_on and self._step is not None else self._steps
+        resumed = self._steps > 0
+        step = self._step if resumed and self._step is not None else self._steps
         model = _watched(pl_module, self._module)
         # What DDP calls the LightningModule with are the arguments of training_step.
-        if model is pl_module and trainer.model is not pl_module and not self._watch.holds:
+        if (
+            model is pl_module
+            and trainer.model is not pl_module
+            and self._training.options.get("inputs") is None
+        ):
             raise JomaError(
                 "inputs must be what the LightningModule is called with, or module the name of the "
                 f"submodule to watch, since {type(trainer.model).__name__} calls it here"
             )
         folder: Run | Path | None = None
-        if going_on and self._folder is not None:  # that run, not a later one next to it
+        if resumed and self._folder is not None:  # that run, not a later one next to it
             folder = Path(self._folder)
             folder = Run.open(folder) if is_run(folder) else folder
-        monitor = self._watch.begin(model, list(trainer.optimizers), step=step, folder=folder)
+        monitor = self._training.begin(model, list(trainer.optimizers), step=step, folder=folder)
         self._step = step
         self._folder = None if monitor.run is None else str(monitor.run.path)
 
     def on_train_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a step, if the optimizer made one."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -110,26 +106,24 @@ class MonitorCallback(Callback):
             if pl_module.automatic_optimization:  # which has divided each by this
                 mean = mean * trainer.accumulate_grad_batches
         self._losses = []
-        if self._watch.step(mean, speaks=trainer.is_global_zero):
+        if self._training.step(mean, speaks=trainer.is_global_zero):
             trainer.should_stop = True
         assert self._step is not None  # since the training began
         self._step += 1
 
-    def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Records the validation loss, where the module logs one as "val_loss"."""
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the validation loss, where the module logs one as "val_loss"."""
         loss = trainer.callback_metrics.get("val_loss")
-        if loss is not None and self._watch.running and not trainer.sanity_checking:
+        if loss is not None and self._training.running and not trainer.sanity_checking:
             self.monitor.record_validation(loss, self._step)
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the findings and print them."""
-        self._watch.end_and_print()
+        self._training.end(says=True)
 
-    def on_exception(
-        self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
-    ) -> None:
-        """Writes what there is of a training that broke off."""
-        self._watch.end()
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Write what there is of a training that broke off."""
+        self._training.end()
 
 
 class PerLayerCallback(Callback):
@@ -146,7 +140,7 @@ class PerLayerCallback(Callback):
     def __init__(self) -> None:
         self._passes: BackwardPasses | None = None
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach to the optimizers.
 
         Raises:
@@ -161,7 +155,7 @@ class PerLayerCallback(Callback):
             scaled=getattr(trainer.precision_plugin, "scaler", None) is not None,
             processes=trainer.world_size,
         )
-        if passes.are_marked and clip and trainer.gradient_clip_algorithm == "value":
+        if passes.optimizers and clip and trainer.gradient_clip_algorithm == "value":
             raise JomaError(
                 'gradient_clip_algorithm must be "norm" with per_layer, which leaves no gradients '
                 'whose values could be clipped, got "value"'
@@ -169,7 +163,7 @@ class PerLayerCallback(Callback):
         self._passes = passes if pl_module.automatic_optimization else None
 
     def on_train_batch_start(
-        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Begin a pass; the last one of an epoch ends a step, too."""
         done = batch_idx + 1
@@ -182,24 +176,17 @@ class PerLayerCallback(Callback):
             self._passes.begin(last=last)
 
     def on_train_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a pass."""
         self._end()
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach from the optimizers."""
         self._end()
         self._passes = None
 
-    def on_exception(
-        self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the pass of a training that broke off."""
         self._end()
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -299,26 +298,41 @@ _MOST_GROWTH = 200
 def _check_growth(tokenizer: Any, what: str) -> Any:
     """Return a tokenizer of transformers whose normalizers cannot make a text far longer."""
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-    growth = 1.0 if normalizer is None else _growth(json.loads(normalizer.__getstate__()))
+    state = None if normalizer is None else json.loads(normalizer.__getstate__())
+    growth = 1.0 if state is None else max(_lengths(state, {_OTHERS: 1.0}).values())
     if growth > _MOST_GROWTH:
         raise JomaError(f"{what} has normalizers that may make {growth:.3g} letters of one")
     return tokenizer
 
 
-def _growth(state: dict[str, Any]) -> float:
-    """Return how many letters a normalizer can make of one, where that is its file's to say."""
-    kind = state["type"]
+_OTHERS = ""
+
+
+def _lengths(state: dict[str, Any], after: dict[str, float]) -> dict[str, float]:
+    """Return how many letters at most each letter becomes, where that is its file's to say.
+
+    Args:
+        state: A normalizer.
+        after: What each letter becomes by the normalizers after it; `_OTHERS` for all others.
+    """
+
+    def length(text: str) -> float:
+        return sum(after.get(letter, after[_OTHERS]) for letter in text)
+
+    kind, longest = state["type"], max(after.values())
     if kind == "Sequence":
-        return math.prod(map(_growth, state["normalizers"]))
-    if kind == "Replace":
-        replaced = len(state["pattern"].get("String", ""))
-        # A regular expression may match between any two letters.
-        grown = len(state["content"]) / replaced if replaced else 1 + len(state["content"])
-        return max(1.0, grown)
-    if kind == "Prepend":
-        return 1 + len(state["prepend"])
+        for one in reversed(state["normalizers"]):
+            after = _lengths(one, after)
+        return after
+    if kind == "Replace" and (replaced := state["pattern"].get("String")):
+        made = length(state["content"])
+        least = 0.0 if len(replaced) == 1 else 1.0  # letters outside the pattern are kept
+        return after | {letter: max(made, least * length(letter)) for letter in replaced}
+    if kind in ("Replace", "Prepend"):  # a regular expression may match between any two letters
+        added = length(state["content" if kind == "Replace" else "prepend"])
+        return {letter: added + own for letter, own in after.items()}
     if kind == "Precompiled":
         table = base64.b64decode(state.get("precompiled_charsmap") or "")
         start = 4 + int.from_bytes(table[:4], "little")
-        return max(1, *map(len, table[start:].split(b"\0")))
-    return 1.0
+        return {_OTHERS: longest * max(1, *map(len, table[start:].split(b"\0")))}
+    return {_OTHERS: longest}  # it may make any letter of another

@@ -8,7 +8,7 @@ import torch
 from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.kernels.moments import SMALL, adamw_step, check_betas, make_moments
-from joma.optim.typed_state import TypedStateOptimizer
+from joma.optim.state import TypedStateOptimizer
 
 
 class AdamW8bit(TypedStateOptimizer):

@@ -4,13 +4,14 @@ Figures are made without pyplot, so that no global state and no display is touch
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
@@ -168,6 +169,73 @@ def error_bars(ax: Axes, x: Any, values: Any, *, color: str, filled: bool, **opt
     face = color if filled else "white"
     bars = {"color": color, "mfc": face, "elinewidth": 1, **options}
     ax.errorbar(x, values.mean(-1), values.std(-1, ddof=1), **bars)
+
+
+def panels(
+    count: int, columns: int, width: float, height: float = 3.3
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels row by row, and those that are used; the others are empty.
+
+    Args:
+        count: Panels that are used.
+        columns: Panels in a row.
+        width: Inches of the figure.
+        height: Inches of a row.
+    """
+    rows = -(-count // columns)
+    figure, axes = new(width, height * rows, rows, columns)
+    places = list(np.ravel(axes))
+    for ax in places[count:]:
+        ax.set_axis_off()
+    return figure, places[:count]
+
+
+def band(
+    ax: Axes, x: Any, low: Any, middle: Any, high: Any, *, color: str, alpha: float, **line: Any
+) -> None:
+    """Draw a line, and the range it stands in as a band of the same colour."""
+    ax.fill_between(x, low, high, color=color, alpha=alpha, lw=0)
+    ax.plot(x, middle, color=color, **line)
+
+
+def level(ax: Axes, y: float, text: str, side: Literal["left", "right"], up: float) -> None:
+    """Write at the edge of the axes what a horizontal line is, `up` points above it."""
+    x, right = (1, -1) if side == "right" else (0, 1)
+    edge = {"xycoords": ("axes fraction", "data"), "ha": side, "color": GREY, "fontsize": 8}
+    note(ax, text, (x, y), (3 * right, up), **edge)
+
+
+def intervals(ax: Axes, names: Sequence[str], means: Any, errors: Any, colors: Any) -> None:
+    """Draw a named mean ± two standard errors in each row; without a bar where the error is NaN."""
+    for row, (mean, error, color) in enumerate(zip(means, errors, colors, strict=True)):
+        bar = None if np.isnan(error) else 2 * error
+        ax.errorbar(mean, row, xerr=bar, fmt="o", color=color, capsize=3)
+    ax.axvline(0, color=GREY, lw=1)
+    ax.set_yticks(range(len(names)), names, fontsize=7.5)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+
+
+def log_steps(ax: Axes, last: int) -> None:
+    """Label a logarithmic axis of training steps up to the last one; ½ stands for step 0."""
+    powers = [10**k for k in range(len(str(last)))]
+    ax.set_xscale("log")
+    ax.set_xticks([0.5, *powers], ["0", *(f"{power:,}" for power in powers)])
+    ax.minorticks_off()
+
+
+def share_limits(axes: Sequence[Axes], columns: int, low: float = 1.0, high: float = 1.0) -> None:
+    """Give panels one range, whose numbers stand at the left of each row alone.
+
+    Args:
+        axes: The panels, row by row.
+        columns: Panels in a row.
+        low: Factor of the lower end.
+        high: Factor of the upper end.
+    """
+    ends = np.array([ax.get_ylim() for ax in axes])
+    for place, ax in enumerate(axes):
+        ax.set_ylim(low * ends[:, 0].min(), high * ends[:, 1].max())
+        ax.tick_params(labelleft=place % columns == 0)
 
 
 def save(

@@ -1,15 +1,13 @@
 """Differences between two runs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from joma.runs._metrics import KEYS
-
-if TYPE_CHECKING:
-    from joma.runs._run import Run
+from joma.runs._run import Run
 
 
 @dataclass(frozen=True)
@@ -33,41 +31,13 @@ class TableDifference:
         return self.same_shape and all(value == 0 for value in self.largest.values())
 
 
-_CHANGING = (int | float, str | bool)
-"""Kinds of values that may take each other's place in an entry that may change."""
-
-
-def differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], *, changing: Collection[str] = ()
-) -> dict[str, tuple[Any, Any]]:
-    """Return the entries that differ, nested ones as "outer.inner"; None stands for a missing one.
-
-    Args:
-        first: Entries by name.
-        second: The entries to compare them with.
-        changing: Names of entries that do not count where they are numbers in both, or in both
-            words or true or false.
-    """
-    one, two = _flat(first), _flat(second)
-    found = {
-        key: (one.get(key), two.get(key))
-        for key in [*one, *(key for key in two if key not in one)]
-        if one.get(key) != two.get(key)
-    }
-    for key in changing:
-        values = found.get(key, (None, None))
-        if any(all(isinstance(value, kind) for value in values) for kind in _CHANGING):
-            del found[key]
-    return found
-
-
-def compare_tables(first: "Run", second: "Run") -> list[TableDifference]:
+def compare_tables(first: Run, second: Run) -> list[TableDifference]:
     """Compare the tables that two runs have in common."""
     common = [name for name in first.tables if name in set(second.tables)]
     return [_compare(name, first.read_table(name), second.read_table(name)) for name in common]
 
 
-def compare_metrics(first: "Run", second: "Run") -> TableDifference | None:
+def compare_metrics(first: Run, second: Run) -> TableDifference | None:
     """Compare what two runs logged, by name; return None if neither has a log.
 
     When it was logged does not count, nor in which order within a step.
@@ -109,13 +79,3 @@ def _largest(one: Any, two: Any) -> float:
     same = (one == two) | (np.isnan(one) & np.isnan(two))  # equal infinities have no difference
     gap = np.subtract(one, two, out=np.zeros_like(one), where=~same)
     return float(np.max(np.abs(gap)))
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            entries.update(_flat(value, f"{prefix}{key}."))
-        else:
-            entries[f"{prefix}{key}"] = value
-    return entries

@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +28,16 @@ _guard = threading.Lock()
 
 
 @dataclass(frozen=True)
-class FileDigest:
-    """Size and SHA-256 of a file's contents."""
-
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, data: bytes) -> "FileDigest":
-        """Return the fingerprint of these contents."""
-        return cls(len(data), hashlib.sha256(data).hexdigest())
-
-
-@dataclass(frozen=True)
 class Contents:
     """What a manifest says.
 
     Attributes:
-        files: For each file, by its path in the folder, the contents it may have: the ones it was
-            given last, and those before in case the last write was cut short.
+        files: For each file, by its path in the folder, size and checksum of the contents it may
+            have: the ones it was given last, and those before in case the last write was cut short.
         parts: How many parts the metrics log has; files may hold several.
     """
 
-    files: dict[str, tuple[FileDigest, ...]] = field(default_factory=dict)
+    files: dict[str, list[dict[str, Any]]]
     parts: int = 0
 
 
@@ -72,10 +59,12 @@ class Manifest:
         except FileNotFoundError:
             return None
         try:
-            contents = _decoded(json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            contents = None
-        if contents is None or _encoded(contents) != data:
+            value = json.loads(data)
+            contents = Contents(dict(value["files"]), int(value["metrics"]["parts"]))
+            undamaged = _encoded(contents) == data
+        except (ValueError, KeyError, TypeError, RecursionError):
+            undamaged = False
+        if not undamaged:
             raise JomaError(
                 f"{path} is damaged; restore it, or delete it to open the run unverified"
             )
@@ -83,29 +72,27 @@ class Manifest:
 
     def begin(self, files: Mapping[str, bytes]) -> None:
         """Write the manifest of a new run and then its first files, in their order."""
-        self._list(Contents({name: (FileDigest.of(data),) for name, data in files.items()}))
+        self._list(Contents({name: [_digest(data)] for name, data in files.items()}))
         for name, data in files.items():
-            self._write(name, data)
+            write_bytes(self.folder / name, data)
 
     def write_file(self, name: str, data: bytes) -> Path:
         """Write a file of the run, after listing what it will hold next to what it holds."""
         self.check_folder()
+        path = self.folder / name
         with _guard:
             contents = self.read()
             if contents is not None:
-                self._expect(contents, name, FileDigest.of(data))
-        self._write(name, data)
-        return self.folder / name
-
-    def _expect(self, contents: Contents, name: str, new: FileDigest) -> None:
-        old = contents.files.get(name, ())
-        try:
-            there = FileDigest.of(read_file(self.folder / name)) if old else None
-        except (OSError, JomaError):
-            there = None
-        kept = (there,) if there is not None and there in old and there != new else ()
-        if (*kept, new) != old:
-            self._list(Contents({**contents.files, name: (*kept, new)}, contents.parts))
+                listed, new = contents.files.get(name, []), _digest(data)
+                try:
+                    there = _digest(read_file(path)) if listed else None
+                except (OSError, JomaError):
+                    there = None
+                kept = [there] if there is not None and there in listed and there != new else []
+                if [*kept, new] != listed:
+                    self._list(Contents({**contents.files, name: [*kept, new]}, contents.parts))
+        write_bytes(path, data)
+        return path
 
     def set_parts(self, parts: int) -> None:
         """Write how many parts the metrics log has: after one is added, before one is removed."""
@@ -123,15 +110,14 @@ class Manifest:
         before: Any = None
         while True:
             contents = self.read()
-            listed = () if contents is None else contents.files.get(name, ())
+            listed = [] if contents is None else contents.files.get(name, [])
             try:
                 data = read_file(self.folder / name)
             except FileNotFoundError:
                 if not listed:
                     raise
                 data = None
-            if not listed or (data is not None and FileDigest.of(data) in listed):
-                assert data is not None, "raised above"
+            if data is not None and (not listed or _digest(data) in listed):
                 return data
             if (listed, data) == before:
                 path = self.folder / name
@@ -141,12 +127,6 @@ class Manifest:
                 )
             before = listed, data  # the run may have written it just now: read both again
 
-    def _list(self, contents: Contents) -> None:
-        self._write(MANIFEST, _encoded(contents))
-
-    def _write(self, name: str, data: bytes) -> None:
-        write_bytes(self.folder / name, data)
-
     def check_folder(self) -> None:
         """Raise JomaError if the run folder was removed or replaced."""
         if not (self.folder / "environment.json").is_file():
@@ -155,26 +135,19 @@ class Manifest:
                 "it; what was not written yet is lost"
             )
 
+    def _list(self, contents: Contents) -> None:
+        write_bytes(self.folder / MANIFEST, _encoded(contents))
+
+
+def _digest(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
 
 def _encoded(contents: Contents) -> bytes:
     body = {
         "version": _VERSION,
         "metrics": {"parts": contents.parts},
-        "files": {
-            name: [{"size": it.size, "sha256": it.sha256} for it in listed]
-            for name, listed in sorted(contents.files.items())
-        },
+        "files": dict(sorted(contents.files.items())),
     }
     checksum = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": checksum}, indent=1) + "\n").encode()
-
-
-def _decoded(value: Any) -> Contents:
-    """Return what parsed JSON says; any error of these types means damage."""
-    if value["version"] != _VERSION:
-        raise ValueError
-    files = {
-        name: tuple(FileDigest(int(it["size"]), str(it["sha256"])) for it in listed)
-        for name, listed in value["files"].items()
-    }
-    return Contents(files, int(value["metrics"]["parts"]))

@@ -68,14 +68,14 @@ class LogPart:
 
 
 @dataclass
-class _Buffer:
+class _Unwritten:
     """Rows not yet written, and the part they go to once a flush was tried.
 
     A flush that failed after its file was in place, or was interrupted there, is repeated into the
     same part, so that no row comes twice.
     """
 
-    chunks: list[LogRows] = field(default_factory=list)
+    calls: list[LogRows] = field(default_factory=list)
     part: LogPart | None = None
 
 
@@ -96,7 +96,7 @@ class Metrics:
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self._folder = folder
         self._manifest = manifest
-        self._buffer = _Buffer()
+        self._unwritten = _Unwritten()
 
     def append(
         self,
@@ -129,8 +129,8 @@ class Metrics:
             raise JomaError(
                 f"values must be a number or one for each member, got shape {numbers.shape}"
             )
-        labels = _labels(name, module, kind, layer, head)
-        self._add(labels, _steps("step", [step]), numbers.reshape(1, -1), bound, time)
+        about = {"module": module, "kind": kind, "layer": layer, "head": head}
+        self.append_many([step], name, numbers.reshape(1, -1), bound=bound, time=time, **about)
 
     def append_many(
         self,
@@ -161,30 +161,35 @@ class Metrics:
         values = _numbers("values_SE", values_SE)
         if values.ndim != 2:
             raise JomaError(f"values_SE must have axes (steps, members), got shape {values.shape}")
-        numbers = _steps("steps", steps)
+        numbers = _steps(steps)
         if len(numbers) != len(values):
             raise JomaError(
                 f"values_SE must have a row for each of {len(numbers)} steps, got {len(values)}"
             )
-        self._add(_labels(name, module, kind, layer, head), numbers, values, bound, time)
+        _check_labels(name, module, kind)
+        times = _spread("time", now() if time is None else time, numbers.shape)
+        bounds = None if bound is None else _spread("bound", bound, values.shape)
+        places = _place("layer", layer), _place("head", head)
+        labels = name, module or None, kind or None, *places
+        self._unwritten.calls.append(LogRows(*labels, numbers, times, values, bounds))
 
     def flush(self) -> None:
         """Write what was appended since the last flush as a new part, whole or not at all.
 
         When that fails the rows are kept, and the next flush writes them.
         """
-        buffer = self._buffer
-        if not buffer.chunks:
+        unwritten = self._unwritten
+        if not unwritten.calls:
             return
         if self._manifest is not None:
             self._manifest.check_folder()
-        if buffer.part is None:
-            count, _ = self._counting()
-            number = count[-1].last + 1 if count else 0
-            buffer.part = LogPart.at(self._folder, number, number)
-        buffer.part.write(_tables.log_table(buffer.chunks))
-        self._set_parts(buffer.part.last + 1)
-        self._buffer = _Buffer()  # in one stroke: an interrupt finds the rows written, or kept
+        if unwritten.part is None:
+            parts, _ = self._parts()
+            number = parts[-1].last + 1 if parts else 0
+            unwritten.part = LogPart.at(self._folder, number, number)
+        unwritten.part.write(_tables.log_table(unwritten.calls))
+        self._set_count(unwritten.part.last + 1)
+        self._unwritten = _Unwritten()  # in one stroke: an interrupt finds them written, or kept
 
     def read(self, name: str | None = None) -> dict[str, NDArray[Any]]:
         """Return the columns of what was flushed, by step and within a step as it was logged.
@@ -204,12 +209,13 @@ class Metrics:
             names: The metrics whose rows to read; otherwise all.
         """
 
-        def joined(count: Sequence[LogPart]) -> Any:
-            tables = [part.read() for part in count]
-            chosen = tables if names is None else [_tables.named(it, names) for it in tables]
-            return _tables.joined(chosen)
+        def chosen(parts: Sequence[LogPart]) -> Any:
+            tables = [part.read() for part in parts]
+            return _tables.joined(
+                tables if names is None else [_tables.named(it, names) for it in tables]
+            )
 
-        return self._with_parts(joined)
+        return self._with_parts(chosen)
 
     def end(self, name: str) -> tuple[int | None, NDArray[np.float64] | None]:
         """Return the last step of the log, and the values of a metric at the last step it has.
@@ -221,9 +227,9 @@ class Metrics:
             name: The metric.
         """
 
-        def found(count: Sequence[LogPart]) -> tuple[int | None, NDArray[np.float64] | None]:
+        def found(parts: Sequence[LogPart]) -> tuple[int | None, NDArray[np.float64] | None]:
             last = None
-            for part in reversed(count):
+            for part in reversed(parts):
                 table = part.read()
                 if last is None and table.num_rows:
                     last = int(table.column("step").to_numpy().max())
@@ -237,24 +243,7 @@ class Metrics:
 
     def check_ends(self) -> None:
         """Raise JomaError if a part is missing or was cut short, without reading them all."""
-
-        def check(count: Sequence[LogPart]) -> None:
-            for part in count:
-                part.check_end()
-
-        self._with_parts(check)
-
-    def _with_parts(self, action: Callable[[Sequence[LogPart]], T]) -> T:
-        """Return what an action makes of the parts that count."""
-        before = None
-        while True:
-            count, _ = self._counting()
-            try:
-                return action(count)
-            except FileNotFoundError:
-                if count == before:
-                    raise
-                before = count  # the run has just merged or removed parts: list them again
+        self._with_parts(lambda parts: [part.check_end() for part in parts])
 
     def rewind(self, step: int) -> None:
         """Remove the rows after `step`, for a run that goes back there and logs them again.
@@ -266,71 +255,71 @@ class Metrics:
             step: The last step that is kept; -1 removes all rows.
         """
         step = whole_number("step", step, -1)
-        self._buffer = _Buffer() if step == -1 else self._buffer
-        self.flush()
-        count, covered = _files(self._folder) if step == -1 else self._counting()
+        if step == -1:
+            self._unwritten = _Unwritten()
+            parts, covered = _files(self._folder)  # whatever is damaged or missing goes too
+        else:
+            self.flush()
+            parts, covered = self._parts()
         _remove(covered)  # first: they would count again if what covers them went
-        last = 0  # of the parts that stay
+        stay = 0
         emptied: list[LogPart] = []
-        for number, part in enumerate(count if step >= 0 else (), 1):
+        for number, part in enumerate(parts if step >= 0 else (), 1):
             table = part.read()
-            kept = _tables.rows(table, table.column("step").to_numpy() <= step)
-            last = number if kept.num_rows else last
+            kept = table.filter(table.column("step").to_numpy() <= step)
+            stay = number if kept.num_rows else stay
             if kept.num_rows == 0:
                 emptied.append(part)
             elif kept.num_rows < table.num_rows:
                 part.write(kept)
         for part in emptied:  # one between others stays, empty, so that none seems to be missing
-            if part in count[:last]:
+            if part in parts[:stay]:
                 part.write(_tables.joined([]))
-        self._set_parts(count[last - 1].last + 1 if last else 0)
-        for part in reversed(count[last:]):
+        self._set_count(parts[stay - 1].last + 1 if stay else 0)
+        for part in reversed(parts[stay:]):
             _remove([part])
 
     def compact(self) -> None:
         """Flush, and merge all parts into one; for the end of a run."""
         self.flush()
-        count, covered = self._counting()
+        parts, covered = self._parts()
         _remove(covered)
-        if count:
-            self._set_parts(count[-1].last + 1)  # parts may have been copied here
-        if len(count) < 2:
-            return
-        table = _tables.joined([part.read() for part in count])
-        LogPart.at(self._folder, count[0].first, count[-1].last).write(table)
-        _remove(count)
+        if parts:
+            self._set_count(parts[-1].last + 1)  # parts may have been copied here
+        if len(parts) > 1:
+            table = _tables.joined([part.read() for part in parts])
+            LogPart.at(self._folder, parts[0].first, parts[-1].last).write(table)
+            _remove(parts)
 
-    def _counting(self) -> tuple[list[LogPart], list[LogPart]]:
+    def _with_parts(self, action: Callable[[Sequence[LogPart]], T]) -> T:
+        """Return what an action makes of the parts that count."""
+        before = None
+        while True:
+            parts, _ = self._parts()
+            try:
+                return action(parts)
+            except FileNotFoundError:
+                if parts == before:
+                    raise
+                before = parts  # the run has just merged or removed parts: list them again
+
+    def _parts(self) -> tuple[list[LogPart], list[LogPart]]:
         """Return the parts that count and those others cover; raise JomaError if one is missing."""
         before = None
         while True:
             contents = None if self._manifest is None else self._manifest.read()
             found = _files(self._folder)
-            if contents is None:
-                return found
-            missing = _first_missing(found[0], contents.parts)
-            if missing is None:
+            missing = None if contents is None else _first_missing(found[0], contents.parts)
+            if contents is None or missing is None:
                 return found
             if (contents.parts, found) == before:
                 path = LogPart.at(self._folder, missing, missing).path
                 raise JomaError(f"{path} is missing: the run logged {contents.parts} parts")
             before = contents.parts, found  # the run may be writing: read both again
 
-    def _set_parts(self, parts: int) -> None:
+    def _set_count(self, count: int) -> None:
         if self._manifest is not None:
-            self._manifest.set_parts(parts)
-
-    def _add(
-        self,
-        labels: tuple[str, str | None, str | None, int, int],
-        steps: NDArray[np.int64],
-        values: NDArray[np.float64],
-        bound: ArrayLike | None,
-        time: ArrayLike | None,
-    ) -> None:
-        times = np.full(len(steps), now()) if time is None else _spread("time", time, steps.shape)
-        bounds = None if bound is None else _spread("bound", bound, values.shape)
-        self._buffer.chunks.append(LogRows(*labels, steps, times, values, bounds))
+            self._manifest.set_parts(count)
 
 
 def _files(folder: Path) -> tuple[list[LogPart], list[LogPart]]:
@@ -377,18 +366,14 @@ def _remove(parts: Sequence[LogPart]) -> None:
         sync_folder(parts[0].path.parent)
 
 
-def _labels(
-    name: str, module: str | None, kind: str, layer: int | None, head: int | None
-) -> tuple[str, str | None, str | None, int, int]:
-    """Return the labels of a call's rows, checked."""
-    # Printable is also what can be written: a row that cannot would block every flush.
+def _check_labels(name: str, module: str | None, kind: str) -> None:
+    """Raise JomaError for words that cannot be written: such a row would block every flush."""
     if not isinstance(name, str) or not name or not name.isprintable():
         raise JomaError(f"name must be a word, got {name!r}")
     if module is not None and not (isinstance(module, str) and module.isprintable()):
         raise JomaError(f"module must be a module's name or None, got {module!r}")
     if not isinstance(kind, str) or not kind.isprintable():
         raise JomaError(f'kind must be a kind of attention or "", got {kind!r}')
-    return name, module or None, kind or None, _place("layer", layer), _place("head", head)
 
 
 def _numbers(what: str, given: ArrayLike) -> NDArray[np.float64]:
@@ -402,14 +387,14 @@ def _numbers(what: str, given: ArrayLike) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def _steps(what: str, given: ArrayLike) -> NDArray[np.int64]:
+def _steps(given: ArrayLike) -> NDArray[np.int64]:
     try:
         array = np.asarray(given)
     except (ValueError, OverflowError):
         array = np.empty(0)
     whole = array.dtype.kind in "iu" and array.ndim == 1 and array.size > 0
     if not whole or array.min() < 0 or array.max() > _INT64:
-        raise JomaError(f"{what} must be whole and ≥ 0, got {given!r}")
+        raise JomaError(f"steps must be whole and ≥ 0, got {given!r}")
     return array.astype(np.int64)
 
 
@@ -426,5 +411,5 @@ def _spread(what: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.f
         ) from None
 
 
-def _place(what: str, given: int | None) -> int:
-    return -1 if given is None else whole_number(what, given, 0, below=2**31)
+def _place(what: str, given: int | None) -> int | None:
+    return None if given is None else whole_number(what, given, 0, below=2**31)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,19 +16,8 @@ from joma.runs._run import Run
 TableKind = Literal["arrow", "pandas", "polars"]
 """Which library's table `read` returns."""
 
-_COLUMNS = {
-    "step": "step",
-    "time": "time",
-    "metric": "name",
-    "module": "module",
-    "kind": "kind",
-    "layer": "layer",
-    "head": "head",
-    "member": "member",
-    "value": "value",
-    "bound": "bound",
-}
-"""Columns of the table, and their names in a log."""
+_COLUMNS = ["step", "time", "name", "module", "kind", "layer", "head", "member", "value", "bound"]
+"""Columns of a log in the order of the table, where the name is called the metric."""
 
 
 def read(
@@ -54,27 +44,25 @@ def read(
             not installed.
     """
     check_one_of("as_", as_, get_args(TableKind))
-    _check_installed(as_)
+    if as_ != "arrow" and find_spec(as_) is None:
+        raise JomaError(
+            f'as_="{as_}" needs {as_}, which is not installed; install it, or read as "arrow"'
+        )
     several = not isinstance(run, Run | Path | str)
     given = list(run) if isinstance(run, Sequence) and several else [run]
     if not given:
         raise JomaError("run must be a run folder or a list of them, got an empty list")
-    runs = [_opened(one) for one in given]
+    runs = [one if isinstance(one, Run) else Run.open(one) for one in given]
     names = None if metric is None else [metric] if isinstance(metric, str) else list(metric)
     table = _tidy(runs, names, several)
     if names is not None and table.num_rows == 0:
-        _check_names(runs, names)
+        known = sorted({name for one in runs for name in one.metrics.read()["name"].tolist()})
+        if unknown := [name for name in names if name not in known]:
+            raise JomaError(
+                f"metric must be one that was recorded, got {', '.join(map(repr, unknown))}; "
+                f"there is {', '.join(known) or 'none'}"
+            )
     return _converted(table, as_)
-
-
-def _opened(run: Any) -> Run:
-    if isinstance(run, Run):
-        return run
-    if not isinstance(run, str | Path):
-        raise JomaError(
-            f"run must be a run, its folder or a list of them, got {type(run).__name__}"
-        )
-    return Run.open(run)
 
 
 def _tidy(runs: Sequence[Run], names: Sequence[str] | None, several: bool) -> Any:
@@ -83,7 +71,7 @@ def _tidy(runs: Sequence[Run], names: Sequence[str] | None, several: bool) -> An
     tables = []
     for one in runs:
         log = one.metrics.table(names)
-        columns = {column: log.column(name) for column, name in _COLUMNS.items()}
+        columns = {{"name": "metric"}.get(name, name): log.column(name) for name in _COLUMNS}
         if several:
             path = pyarrow.array([str(one.path)], pyarrow.string())
             zeros = pyarrow.nulls(log.num_rows, pyarrow.int32()).fill_null(0)
@@ -95,24 +83,6 @@ def _tidy(runs: Sequence[Run], names: Sequence[str] | None, several: bool) -> An
         }
         tables.append(pyarrow.table({**columns, **words}))
     return pyarrow.concat_tables(tables).combine_chunks()
-
-
-def _check_names(runs: Sequence[Run], names: Sequence[str]) -> None:
-    known = sorted({name for run in runs for name in set(run.metrics.read()["name"])})
-    if unknown := [name for name in names if name not in known]:
-        raise JomaError(
-            f"metric must be one that was recorded, got {', '.join(map(repr, unknown))}; "
-            f"there is {', '.join(known) or 'none'}"
-        )
-
-
-def _check_installed(kind: TableKind) -> None:
-    from importlib.util import find_spec
-
-    if kind != "arrow" and find_spec(kind) is None:
-        raise JomaError(
-            f'as_="{kind}" needs {kind}, which is not installed; install it, or read as "arrow"'
-        )
 
 
 def _converted(table: Any, kind: TableKind) -> Any:
@@ -177,9 +147,8 @@ def curves_of(log: Mapping[str, NDArray[Any]], metric: str) -> list[Curve]:
     curves, labels = [], _labels(known)
     for number, (layer, _, _) in enumerate(known):
         own = place == number
-        steps, where = np.unique(rows["step"][own], return_inverse=True)
-        values = np.bincount(where, rows["value"][own]) / np.bincount(where)
-        curves.append(Curve(labels[number], None if layer < 0 else int(layer), steps, values))
+        curve = _mean_by_step(rows["step"][own], rows["value"][own])
+        curves.append(Curve(labels[number], None if layer < 0 else int(layer), *curve))
     return curves
 
 
@@ -194,10 +163,16 @@ def loss_curves(log: Mapping[str, NDArray[Any]], metric: str = "loss") -> list[C
     curves = []
     for member in np.unique(log["member"][chosen]).tolist():
         own = chosen & (log["member"] == member)
-        steps, where = np.unique(log["step"][own], return_inverse=True)
-        values = np.bincount(where, log["value"][own]) / np.bincount(where)
-        curves.append(Curve("" if member == 0 else f"member {member}", None, steps, values))
+        label = "" if member == 0 else f"member {member}"
+        curves.append(Curve(label, None, *_mean_by_step(log["step"][own], log["value"][own])))
     return curves
+
+
+def _mean_by_step(
+    steps: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    known, place = np.unique(steps, return_inverse=True)
+    return known, np.bincount(place, values) / np.bincount(place)
 
 
 def _whole(log: Mapping[str, NDArray[Any]], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:

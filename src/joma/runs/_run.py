@@ -22,7 +22,6 @@ from joma.common.checks import check_one_of
 from joma.errors import JomaError
 from joma.runs import _tables
 from joma.runs._checkpoints import Checkpoints
-from joma.runs._compare import differing
 from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
@@ -30,10 +29,10 @@ from joma.runs._folder import (
     check_resumable,
     is_damaged_run,
     is_run,
-    locked,
     new_folder,
     remove_leftovers,
 )
+from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
 from joma.runs._metrics import Metrics
 
@@ -104,8 +103,8 @@ class Run:
             return cls._restart(given, name, settings, device)
         around = environment(device)
         files = {ENVIRONMENT: around, CONFIG: settings}  # the first marks a run folder
-        where = (default_folder(name), "new") if given is None else (given, existing)
-        with new_folder(name, *where) as path:
+        folder = default_folder(name) if given is None else given
+        with new_folder(name, folder, next_free=given is None or existing == "next") as path:
             run = cls(path, settings, around)
             run.manifest.begin({file: json_files.encode(it) for file, it in files.items()})
         if given not in (None, path):
@@ -179,8 +178,10 @@ class Run:
             raise JomaError(f"{path} is not a run folder")
         run = cls(path, {}, {})
         config, around = run._read_json(CONFIG), run._read_json(ENVIRONMENT)
-        _check_config(path / CONFIG, config)
-        _check_environment(path / ENVIRONMENT, around)
+        if not isinstance(config, dict) or not isinstance(config.get("name"), str):
+            raise JomaError(
+                f'{path / CONFIG} must hold the settings of a run by name, with a word as "name"'
+            )
         if str(around.get("joma")).startswith(_OLDER):
             raise JomaError(f"{path} was written by joma {around['joma']}, which only that reads")
         return cls(path, config, around)
@@ -204,7 +205,6 @@ class Run:
     @property
     def name(self) -> str:
         """What was run."""
-        _check_config(self.path / CONFIG, self.config)
         return self.config["name"]
 
     @cached_property
@@ -275,10 +275,9 @@ class Run:
 
     def _own_files(self) -> set[str]:
         """Return names of the files that a manifest lists."""
-        own = [path.name for path in _visible(self.path, ".json") if path.name != MANIFEST]
-        own += [f"tables/{path.name}" for path in _visible(self.path / "tables", ".parquet")]
-        own += [f"figures/{path.name}" for path in self.figures]
-        return set(own)
+        own = [*_visible(self.path, ".json"), *_visible(self.path / "tables", ".parquet")]
+        names = {str(path.relative_to(self.path)) for path in (*own, *self.figures)}
+        return names - {MANIFEST}
 
     def _write(self, name: str, value: Any) -> Path:
         return self.manifest.write_file(name, json_files.encode(value))
@@ -289,6 +288,44 @@ class Run:
         except FileNotFoundError:
             raise JomaError(f"{self.path / name} does not exist") from None
         return json_files.decode(self.path / name, data)
+
+
+_CHANGING = (int | float, str | bool)
+"""Kinds of values that may take each other's place in an entry that may change."""
+
+
+def differing(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, changing: Collection[str] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """Return the entries that differ, nested ones as "outer.inner"; None stands for a missing one.
+
+    Args:
+        first: Entries by name.
+        second: The entries to compare them with.
+        changing: Names of entries that do not count where they are numbers in both, or in both
+            words or true or false.
+    """
+    one, two = _flat(first), _flat(second)
+    found = {
+        key: (one.get(key), two.get(key))
+        for key in [*one, *(key for key in two if key not in one)]
+        if one.get(key) != two.get(key)
+    }
+    for key in changing:
+        values = found.get(key, (None, None))
+        if any(all(isinstance(value, kind) for value in values) for kind in _CHANGING):
+            del found[key]
+    return found
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            entries.update(_flat(value, f"{prefix}{key}."))
+        else:
+            entries[f"{prefix}{key}"] = value
+    return entries
 
 
 def check_name(what: str, name: str) -> str:
@@ -358,22 +395,6 @@ def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return json_files.plain({"name": name, **config})
 
 
-def _check_config(file: Path, config: Any) -> None:
-    if not isinstance(config, dict) or not isinstance(config.get("name"), str):
-        raise JomaError(f'{file} must hold the settings of a run by name, with a word as "name"')
-
-
-def _check_environment(file: Path, around: Any) -> None:
-    if not isinstance(around, dict):
-        raise JomaError(f"{file} must hold what a run ran on, by name")
-    resumed = around.get("resumed", [])
-    if not isinstance(resumed, list) or not all(isinstance(again, dict) for again in resumed):
-        raise JomaError(
-            f'{file} must hold as "resumed" a list with a record for each time it was resumed, '
-            f"got {resumed!r}"
-        )
-
-
 def _entry(key: str, value: Any) -> str:
     return f"no {key}" if value is None else f"{key} {value}"
 
@@ -387,10 +408,4 @@ def _resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
 
 def _visible(folder: Path, suffix: str = "") -> list[Path]:
     """Return the whole files of a folder; those that killed writes left are hidden."""
-    if not folder.is_dir():
-        return []
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if not path.name.startswith(".") and path.name.endswith(suffix)
-    )
+    return sorted(path for path in folder.glob(f"*{suffix}") if not path.name.startswith("."))

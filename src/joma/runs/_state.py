@@ -1,6 +1,5 @@
 """Whether a run is running, how it ended, what was found in it, and lists of runs."""
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from joma.common import json_files
+from joma.common.text import duration
 from joma.errors import JomaError
 from joma.runs._folder import (
     CONFIG,
@@ -18,14 +18,16 @@ from joma.runs._folder import (
     OUTCOME_FILE,
     OWN_FOLDERS,
     is_damaged_run,
-    is_locked,
     is_run,
     json_record,
     name_of,
 )
+from joma.runs._lock import is_locked
 from joma.runs._run import Run
 
 FINDINGS_FILE = "findings.json"
+_DEPTH = 3
+"""Folders below the one that is searched for runs."""
 _SEVERITIES = ("note", "warning", "critical")
 _DIVERGED = ("not_finite", "diverged_loss")
 
@@ -174,7 +176,7 @@ def _state(run: Run, outcome: dict[str, Any]) -> tuple[RunState, str]:
         return "unknown", "It did not record how it ended."
     if held is None:
         age = max(0.0, time.time() - _last_written(run.path))
-        words = f"{why[0].upper()}{why[1:]}, and it wrote last {_ago(age)} ago."
+        words = f"{why[0].upper()}{why[1:]}, and it wrote last {duration(age)} ago."
         return ("running" if age < FRESH_SECONDS else "died"), words
     return "died", "Its process ended without closing the run."
 
@@ -188,23 +190,8 @@ def _host(run: Run, outcome: dict[str, Any]) -> str | None:
 
 def _last_written(folder: Path) -> float:
     """Return when a file of a run was last written, in seconds since 1970."""
-    times = [0.0]
-    for place in (folder, *(folder / name for name in OWN_FOLDERS)):
-        try:
-            times += [entry.stat().st_mtime for entry in os.scandir(place)]
-        except OSError:
-            continue
-    return max(times)
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-_DEPTH = 3
+    files = [*folder.iterdir(), *(it for name in OWN_FOLDERS for it in folder.glob(f"{name}/*"))]
+    return max((path.stat().st_mtime for path in files if path.is_file()), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -248,7 +235,8 @@ class RunSummary:
         last_step, last_loss = None, None
         if state != "damaged":
             try:
-                last_step, last_loss = _last(run)
+                last_step, losses = run.metrics.end("loss")
+                last_loss = None if losses is None else float(np.mean(losses))
             except (JomaError, OSError) as error:
                 state, reason = "damaged", sentence_of(error)
         return cls(
@@ -316,12 +304,6 @@ def _summary(folder: Path) -> RunSummary | None:
         return RunSummary.of(Run.open(folder))
     except (OSError, JomaError) as error:
         return RunSummary.of_damaged(folder, sentence_of(error))
-
-
-def _last(run: Run) -> tuple[int | None, float | None]:
-    """Return the last step of a run's log, and its last loss."""
-    step, losses = run.metrics.end("loss")
-    return step, None if losses is None else float(np.mean(losses))
 
 
 def _folders(folder: Path, depth: int, left_out: Callable[[Path, str], None]) -> Iterator[Path]:

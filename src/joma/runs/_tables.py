@@ -140,20 +140,17 @@ def _checksum_at(data: bytes | bytearray) -> int | None:
 
 
 class LogRows(NamedTuple):
-    """The rows of one call: a value, and perhaps a bound, for each step and member.
-
-    -1 stands for no layer and no head.
-    """
+    """The rows of one call: a value, and perhaps a bound, for each step and member."""
 
     name: str
     module: str | None
     kind: str | None
-    layer: int
-    head: int
+    layer: int | None
+    head: int | None
     steps: NDArray[np.int64]
     times: NDArray[np.float64]
-    values: NDArray[np.float64]
-    bounds: NDArray[np.float64] | None
+    values_SE: NDArray[np.float64]
+    bounds_SE: NDArray[np.float64] | None
 
 
 def schema() -> Any:
@@ -161,20 +158,40 @@ def schema() -> Any:
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        {
-            "step": pa.int64(),
-            "time": pa.float64(),
-            "member": pa.int32(),
-            "name": word,
-            "module": word,
-            "kind": word,
-            "layer": pa.int32(),
-            "head": pa.int32(),
-            "value": pa.float64(),
-            "bound": pa.float64(),
-        }
-    )
+    types = {"step": pa.int64(), "time": pa.float64(), "member": pa.int32()}
+    types |= {"name": word, "module": word, "kind": word, "layer": pa.int32(), "head": pa.int32()}
+    return pa.schema({**types, "value": pa.float64(), "bound": pa.float64()})
+
+
+def log_table(calls: Sequence[LogRows]) -> Any:
+    """Return the rows of calls as an Arrow table, step after step and member after member."""
+    import pyarrow as pa
+
+    sizes = [call.values_SE.size for call in calls]
+    members = np.repeat(
+        [call.values_SE.shape[1] for call in calls], [len(call.steps) for call in calls]
+    )  # of each step
+    begin = np.cumsum(members) - members
+    absent = np.repeat([call.bounds_SE is None for call in calls], sizes)
+    bounds = np.full(len(absent), np.nan)
+    if not absent.all():
+        given = [call.bounds_SE.ravel() for call in calls if call.bounds_SE is not None]
+        bounds[~absent] = np.concatenate(given)
+
+    def labels(field: str) -> Any:
+        each = pa.array([getattr(call, field) for call in calls], own.field(field).type)
+        return each.take(pa.array(np.repeat(np.arange(len(calls)), sizes)))
+
+    own = schema()
+    columns = {
+        "step": np.repeat(np.concatenate([call.steps for call in calls]), members),
+        "time": np.repeat(np.concatenate([call.times for call in calls]), members),
+        "member": (np.arange(len(absent)) - np.repeat(begin, members)).astype(np.int32),
+        **{field: labels(field) for field in ("name", "module", "kind", "layer", "head")},
+        "value": np.concatenate([call.values_SE.ravel() for call in calls]),
+        "bound": pa.array(bounds, mask=absent),
+    }
+    return pa.table(columns, schema=own)
 
 
 def joined(tables: Sequence[Any]) -> Any:
@@ -188,6 +205,11 @@ def joined(tables: Sequence[Any]) -> Any:
     if np.any(step[1:] < step[:-1]):
         table = table.take(pyarrow.array(np.argsort(step, kind="stable")))
     return table
+
+
+def named(table: Any, names: Sequence[str]) -> Any:
+    """Return the rows of a log whose name is one of `names`."""
+    return table.filter(np.isin(words(table.column("name")), np.array(names, dtype=object)))
 
 
 def columns(table: Any) -> dict[str, NDArray[Any]]:
@@ -211,65 +233,3 @@ def words(column: Any) -> NDArray[Any]:
     array = column.unify_dictionaries().combine_chunks()
     known = np.array([*array.dictionary.to_pylist(), ""], dtype=object)
     return known[array.indices.fill_null(len(known) - 1).to_numpy()]
-
-
-def log_table(chunks: Sequence[LogRows]) -> Any:
-    """Return the rows of chunks as an Arrow table, step after step and member after member."""
-    import pyarrow as pa
-
-    steps = np.concatenate([chunk.steps for chunk in chunks])
-    times = np.concatenate([chunk.times for chunk in chunks])
-    values = np.concatenate([chunk.values.ravel() for chunk in chunks])
-    members = np.array([chunk.values.shape[1] for chunk in chunks])
-    sizes = np.array([chunk.values.size for chunk in chunks])
-    width = np.repeat(members, [len(chunk.steps) for chunk in chunks])  # of each step
-    begin = np.cumsum(width) - width
-
-    absent = np.repeat([chunk.bounds is None for chunk in chunks], sizes)
-    bounds = np.full(len(values), np.nan)
-    if not absent.all():
-        given = [chunk.bounds.ravel() for chunk in chunks if chunk.bounds is not None]
-        bounds[~absent] = np.concatenate(given)
-
-    def words(label: str) -> Any:
-        each = [getattr(chunk, label) for chunk in chunks]
-        known = [word for word in dict.fromkeys(each) if word is not None]
-        codes = {None: -1, **{word: code for code, word in enumerate(known)}}
-        rows = np.repeat(np.array([codes[word] for word in each], dtype=np.int32), sizes)
-        return pa.DictionaryArray.from_arrays(
-            pa.array(rows, mask=rows < 0), pa.array(known, pa.string())
-        )
-
-    def places(label: str) -> Any:
-        each = [getattr(chunk, label) for chunk in chunks]
-        rows = np.repeat(np.array(each, dtype=np.int32), sizes)
-        return pa.array(rows, mask=rows < 0)
-
-    return pa.table(
-        [
-            np.repeat(steps, width),
-            np.repeat(times, width),
-            (np.arange(len(values)) - np.repeat(begin, width)).astype(np.int32),
-            *map(words, ("name", "module", "kind")),
-            *map(places, ("layer", "head")),
-            values,
-            pa.array(bounds, mask=absent),
-        ],
-        schema=schema(),
-    )
-
-
-def rows(table: Any, chosen: NDArray[np.bool_]) -> Any:
-    """Return those rows of a table that are chosen."""
-    import pyarrow
-
-    return table.filter(pyarrow.array(chosen))
-
-
-def named(table: Any, names: Sequence[str]) -> Any:
-    """Return the rows of a log whose name is one of `names`."""
-    column = words(table.column("name"))
-    chosen = np.zeros(len(column), dtype=bool)
-    for name in names:
-        chosen |= column == name
-    return rows(table, chosen)

@@ -7,6 +7,6 @@ for everything that is trained. Update rules live in `joma.optim`, measurements 
 
 from joma.train._checkpointing import CHECKPOINT_SECONDS
 from joma.train.ensemble import PRECISIONS, Ensemble
-from joma.train.loop import Fit, Training, fit, fit_together
+from joma.train.loop import Fit, Training, fit
 
-__all__ = ["CHECKPOINT_SECONDS", "PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]
+__all__ = ["CHECKPOINT_SECONDS", "PRECISIONS", "Ensemble", "Fit", "Training", "fit"]

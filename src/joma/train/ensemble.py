@@ -90,7 +90,6 @@ class Ensemble(Generic[N]):
 
     Attributes:
         step: Number of updates made so far.
-        captured_on: The stream whose scratch memory the captured step uses.
     """
 
     stop_reason: str | None = None
@@ -129,7 +128,6 @@ class Ensemble(Generic[N]):
         )
         self._fetched = 0
         self._replay: Callable[[], None] | None = None
-        self.captured_on: torch.cuda.Stream | None = None
 
     def advance(self, steps: int) -> None:
         """Make `steps` steps; at most `LONGEST_CHUNK` between two calls of `losses`."""
@@ -237,15 +235,8 @@ class Ensemble(Generic[N]):
         return loss_E.detach().double()
 
     def _capture(self) -> Callable[[], None]:
-        """Capture a step without making one: the warm-up must not move a parameter.
-
-        Graphs captured on one stream share the scratch memory of its matrix products, so that two
-        of them replayed at the same time spoil each other's: where the current stream is not the
-        one all work is on by default, the graph is of that stream, and otherwise of a new one.
-        """
-        current = torch.cuda.current_stream()
-        usual = current == torch.cuda.default_stream()
-        other = torch.cuda.Stream() if usual else current
+        """Capture a step without making one: the warm-up must not move a parameter."""
+        current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
         with torch.cuda.stream(other):
             for _ in range(_WARM_UPS):
@@ -256,7 +247,7 @@ class Ensemble(Generic[N]):
         self.optimizer.zero_grad()
         with torch.cuda.graph(graph, stream=other):
             self._one_step()
-        self._replay, self.captured_on = graph.replay, other
+        self._replay = graph.replay
         return graph.replay
 
 

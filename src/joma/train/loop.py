@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from joma.common.signals import StopRequest, deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
-from joma.train._checkpointing import CHECKPOINT_SECONDS, CheckpointWriter
+from joma.train._checkpointing import CHECKPOINT_SECONDS, CheckpointWriter, host_copies
 from joma.train.processes import Processes
 
 _logger = logging.getLogger(__name__)
@@ -33,10 +33,6 @@ CHUNK_SECONDS = 1.0
 
 FLUSH_SECONDS = 5.0
 """About how long logged values wait to be written."""
-
-
-_STREAMS = 32
-"""How many streams torch has of a device."""
 
 
 class Trainable(Protocol):
@@ -115,6 +111,11 @@ class Training:
             raise JomaError(f"measure_at must be whole numbers ≥ 0, got {odd[0]}")
 
     @property
+    def is_over(self) -> bool:
+        """Whether no step is left, or the trained object asks to end before."""
+        return self.trained.step >= self.steps or self.trained.stop_reason is not None
+
+    @property
     def first_run(self) -> Run:
         """The run folder, on the first process."""
         assert self.run is not None, "the first process has a run folder"
@@ -151,14 +152,6 @@ class Start:
     new: bool
     unlogged: int = 0
     refused: tuple[str, ...] = ()
-
-
-Turns = Generator[None, None, Fit]
-"""A training that yields whenever it has put a chunk of steps on the device."""
-
-
-class _StoppedError(Exception):
-    """A training was asked to stop, and has saved its state."""
 
 
 def resume(training: Training) -> Start:
@@ -211,98 +204,57 @@ def _check(training: Training, checkpoint: Checkpoint) -> None:
         )
 
 
-def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
-    """Train from where `resume` left off; yield after each chunk, return how it ended.
+def make_steps(training: Training, start: Start, stop: StopRequest) -> Fit:
+    """Train from where `resume` left off; return how it ended.
 
     Args:
         training: The training.
         start: What `resume` returned.
-        stop: Whether Ctrl-C or SIGTERM came; the training is then saved and left.
-    """
-    trained, steps, processes = training.trained, training.steps, training.processes
-    measure, measure_at = training.measure, sorted(set(training.measure_at))
-    begun, start_time = trained.step, time.monotonic()
-    chunk, longest, flushed = 1, 0.0, start_time
-    with contextlib.ExitStack() as around:
-        if training.run is not None:
-            around.callback(training.run.metrics.flush)
-        checkpoints = None if training.run is None else training.run.checkpoints
-        writer = around.enter_context(CheckpointWriter(checkpoints, training.checkpoint_seconds))
-        if measure is not None and start.new and 0 in training.measure_at:
-            measure(0)
-        while trained.step < steps and trained.stop_reason is None:
-            before = time.monotonic()
-            pause = measure_at[bisect.bisect_right(measure_at, trained.step) :][:1]
-            trained.advance(min(trained.step + chunk, steps, *pause) - trained.step)
-            yield
-            _log(training, start.unlogged)
-            slow = time.monotonic() - before >= CHUNK_SECONDS
-            if measure is not None and trained.step in training.measure_at:
-                measure(trained.step)
-            now = time.monotonic()
-            longest = max(0.9 * longest, now - before)
-            # Clocks are not the same on all processes, and the first alone writes.
-            flush = now - flushed >= FLUSH_SECONDS
-            slow, due, failed, flush = _any(
-                processes, slow, writer.due(longest), writer.failed, flush
-            )
-            chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
-            if failed:
-                processes.first(writer.finish)
-            ended = trained.step == steps or trained.stop_reason is not None
-            save = training.keep_last if ended else due
-            if save:
-                _save(training, writer)
-            elif flush:
-                processes.first(lambda: training.first_run.metrics.flush())
-            flushed = now if save or flush else flushed
-            training.progress(trained.step, steps)
-            stop.asked, stop.terminated = _any(processes, stop.asked, stop.terminated)
-            if stop.asked:
-                if not save:
-                    _save(training, writer)
-                processes.first(writer.finish)
-                raise _StoppedError
-        if trained.step == begun:
-            if any(_any(processes, stop.asked)):
-                raise _StoppedError
-            if training.keep_last and start.new and steps == 0:
-                _save(training, writer)
-        processes.first(writer.finish)
-    return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
-
-
-def take_turns(
-    trainings: Sequence[Turns],
-    stop: StopRequest,
-    streams: Sequence[contextlib.AbstractContextManager[Any]] | None = None,
-) -> list[Fit]:
-    """Train round-robin until all have ended; return how each ended.
-
-    Args:
-        trainings: What `turns` returned.
-        stop: What `turns` was given.
-        streams: A CUDA stream for each training, as a context manager.
+        stop: Whether Ctrl-C or SIGTERM came.
 
     Raises:
-        KeyboardInterrupt: The trainings were asked to stop, and have saved their state.
+        KeyboardInterrupt: The training was asked to stop, and has saved its state.
     """
-    ended: dict[int, Fit] = {}
-    left, stopped = dict(enumerate(trainings)), False
-    while left:
-        for number, training in list(left.items()):
-            try:
-                with contextlib.nullcontext() if streams is None else streams[number]:
-                    next(training)
-            except StopIteration as end:
-                ended[number] = end.value
-                del left[number]
-            except _StoppedError:
-                stopped = True
-                del left[number]
-    if stopped:
-        raise stop.error()
-    return [ended[number] for number in range(len(trainings))]
+    trained, run, processes = training.trained, training.run, training.processes
+    measure, measure_at = training.measure, sorted(set(training.measure_at))
+    begun, start_time = trained.step, time.monotonic()
+    saved_at = None if start.new else begun
+    chunk, flushed = 1, start_time
+    with contextlib.ExitStack() as around:
+        if run is not None:
+            around.callback(run.metrics.flush)
+        checkpoints = None if run is None else run.checkpoints
+        writer = around.enter_context(CheckpointWriter(checkpoints, training.checkpoint_seconds))
+        if measure is not None and start.new and 0 in measure_at:
+            measure(0)
+        while True:
+            stop.asked, stop.terminated = _any(processes, stop.asked, stop.terminated)
+            if stop.asked or training.is_over:
+                break
+            before = time.monotonic()
+            pause = measure_at[bisect.bisect_right(measure_at, trained.step) :][:1]
+            trained.advance(min(trained.step + chunk, training.steps, *pause) - trained.step)
+            _log(training, start.unlogged)
+            slow = time.monotonic() - before >= CHUNK_SECONDS
+            if measure is not None and trained.step in measure_at:
+                measure(trained.step)
+            # Clocks are not the same on all processes, and the first alone writes.
+            flush = time.monotonic() - flushed >= FLUSH_SECONDS
+            slow, due, flush = _any(processes, slow, writer.due(), flush)
+            chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
+            if training.keep_last if training.is_over else due:
+                _save(training, writer)
+                saved_at = trained.step
+            elif flush:
+                processes.first(lambda: training.first_run.metrics.flush())
+                flushed = time.monotonic()
+            training.progress(trained.step, training.steps)
+        if (stop.asked or training.keep_last) and saved_at != trained.step:
+            _save(training, writer)
+        processes.first(writer.finish)
+        if stop.asked:
+            raise stop.error()
+    return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 
 def fit(ensemble: Trainable, run: Run, steps: int, **options: Any) -> Fit:
@@ -327,67 +279,11 @@ def fit(ensemble: Trainable, run: Run, steps: int, **options: Any) -> Fit:
         steps: Number of updates after which the training ends.
         **options: The other attributes of `Training`.
     """
-    return fit_together([Training(ensemble, run, steps, **options)])[0]
-
-
-def fit_together(trainings: Sequence[Training]) -> list[Fit]:
-    """Train several ensembles round-robin; on a GPU each has its own stream.
-
-    While one is measured or saved the others continue; steps themselves become no faster, for small
-    kernels of one wait where another's fill the GPU. Each ends as it would alone, to the bit. An
-    error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
-    """
-    runs = [training.first_run for training in trainings]
-    paths = [run.path.resolve() for run in runs]
-    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
-        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
-    with contextlib.ExitStack() as around:
-        for run in runs:  # a second process would log all of it again
-            around.enter_context(run.locked())
-        stop = around.enter_context(deferring_signals())
-        all_turns = [
-            around.enter_context(contextlib.closing(_turns(training, stop)))
-            for training in trainings
-        ]
-        return take_turns(all_turns, stop, _streams(trainings))
-
-
-def _turns(training: Training, stop: StopRequest) -> Turns:
-    ended = yield from turns(training, resume(training), stop)
-    training.first_run.metrics.compact()
+    training = Training(ensemble, run, steps, **options)
+    with run.locked(), deferring_signals() as stop:  # a second process would log all of it again
+        ended = make_steps(training, resume(training), stop)
+        run.metrics.compact()
     return ended
-
-
-def _streams(
-    trainings: Sequence[Training],
-) -> Sequence[contextlib.AbstractContextManager[Any]] | None:
-    """Return a stream for each where several are on a GPU, after waiting for earlier work."""
-    ensembles: list[Any] = [training.trained for training in trainings]
-    if len(ensembles) < 2 or any(one.device.type != "cuda" for one in ensembles):
-        return None
-    devices = [one.device for one in ensembles]
-    torch.cuda.synchronize()
-    taken = [one.captured_on for one in ensembles]
-    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
-    streams = _different(devices, [stream for stream in taken if stream is not None])
-    return [torch.cuda.stream(stream) for stream in streams]
-
-
-def _different(
-    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
-) -> list[torch.cuda.Stream]:
-    """Return distinct streams that are not taken: torch hands out those it has in turn."""
-    streams: list[torch.cuda.Stream] = []
-    for device in devices:
-        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
-        other = next((own for own in drawn if own not in (*streams, *taken)), None)
-        if other is None:
-            raise JomaError(
-                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
-                f"{len(devices)}"
-            )
-        streams.append(other)
-    return streams
 
 
 def _log(training: Training, unlogged: int) -> None:
@@ -402,7 +298,9 @@ def _save(training: Training, writer: CheckpointWriter) -> None:
     """Begin to write a checkpoint; what was logged before is then on disk."""
     trained, processes = training.trained, training.processes
     processes.first(writer.finish)  # its error must end all processes
-    copies = writer.copy(trained.state())  # all go through it: one cannot gather its copy alone
+    saves = processes.rank == 0
+    tensors = ((name, tensor) for name, tensor in trained.state() if saves)
+    copies = host_copies(tensors)  # all go through them: one cannot gather its copy alone
 
     def write() -> None:
         training.first_run.metrics.flush()  # a checkpoint says that all before it is on disk

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from joma.inference.sparsify import FitSettings, fit, layer_quality, perplexity_cost, sparse
+from joma.inference.sparsify import FitSettings, fit, layer_quality, perplexity_cost
 from joma.models import load
 
 MODELS = os.environ.get("JOMA_MODELS")
@@ -33,9 +33,3 @@ def test_predictors_of_stories15m_beat_a_fixed_set_on_its_own_text() -> None:
     costs = {it.selection: it for it in perplexity_cost(model, predictors, text[40:])}
     order = [costs[name].cost for name in ("oracle", "magnitude", "predicted", "static", "random")]
     assert order == sorted(order)
-    with torch.inference_mode():
-        made = []
-        for gather in (True, False):
-            with sparse(model, predictors, mlp=0.5, gather=gather):
-                made.append(model(text[:1, :20]).logits)
-    torch.testing.assert_close(*made, atol=2e-3, rtol=1e-3)

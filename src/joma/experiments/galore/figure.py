@@ -10,18 +10,17 @@ from joma.common.paired import Paired, paired
 from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.galore import EXPERIMENT
-from joma.experiments.galore.findings import judge
+from joma.experiments.galore import EXPERIMENT, GROUPS, METHODS, SIZES, networks_of, tuning
 from joma.experiments.galore.results import (
     GaloreResults,
     best_rates,
     collect,
+    judge,
     tables,
     theory_stable_rank,
     tuning_losses,
     variants,
 )
-from joma.experiments.galore.setting import GROUPS, METHODS, SIZES, networks_of, tuning
 from joma.report import figures
 from joma.runs import Run
 
@@ -66,7 +65,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
 
 def draw(results: GaloreResults) -> Figure:
     """Draw losses, sweeps and subspaces, a panel for each that was measured."""
-    panels = [
+    drawn = [
         _draw_curves,
         _draw_memory,
         *([_draw_differences] if paired_differences(results) else []),
@@ -76,31 +75,23 @@ def draw(results: GaloreResults) -> Figure:
         *(partial(_draw_sweep, group=one) for one in _SWEEPS if variants(results, one)),
         *([_draw_moments] if variants(results, "moments") else []),
     ]
-    wide = 3
-    rows = -(-len(panels) // wide)
-    figure, axes = figures.new(12.6, 3.3 * rows, rows, wide)
-    places = list(np.ravel(axes))
-    for panel, ax in zip(panels, places, strict=False):
+    figure, axes = figures.panels(len(drawn), 3, 12.6)
+    for panel, ax in zip(drawn, axes, strict=True):
         panel(ax, results)
-    for ax in places[len(panels) :]:
-        ax.set_axis_off()
     return figure
 
 
 def _draw_curves(ax: Axes, results: GaloreResults) -> None:
     for method in results.methods:
-        curves = [
-            results.metric("validation_loss", method, one)[:2] for one in range(results.size.seeds)
-        ]
-        steps = curves[0][0]
-        values = np.array([curve for at, curve in curves if len(at) == len(steps)])
-        shown = steps > 0
-        color, label = _COLORS[method], METHODS[method]
-        ax.plot(steps[shown], values.mean(0)[shown], color=color, label=label)
+        members = range(results.size.seeds)
+        curves = [results.metric("validation_loss", method, one)[:2] for one in members]
+        steps = curves[0][0][1:]
+        values = np.mean([curve for at, curve in curves if len(at) == len(steps) + 1], axis=0)
+        ax.plot(steps, values[1:], color=_COLORS[method], label=METHODS[method])
     finals = [results.losses(method) for method in results.methods]
     if finals:
         lowest, highest = np.nanmin(finals), np.nanmax(finals)
-        ax.set_ylim(lowest - 0.05 * lowest, highest + 0.45 * lowest)
+        ax.set_ylim(0.95 * lowest, highest + 0.45 * lowest)
     ax.set(title="Validation loss", xlabel="step", ylabel="nats per byte")
     ax.legend(fontsize=7.5)
 
@@ -108,8 +99,9 @@ def _draw_curves(ax: Axes, results: GaloreResults) -> None:
 def _draw_memory(ax: Axes, results: GaloreResults) -> None:
     full = results.losses("full")
     for method in results.methods:
-        state = results.outcome(method).get("state_bytes", np.nan) / 1e6
-        label = f"{METHODS[method]}, {results.step_time(method)[0] * 1e3:.3g} ms a step"
+        own = results.outcome(method)
+        state = own.get("state_bytes", np.nan) / 1e6
+        label = f"{METHODS[method]}, {own.get('seconds', np.nan) * 1e3:.3g} ms a step"
         # Of methods with fewer seeds than full rank, the same seeds are compared.
         loss = float(np.nanmean(full)) + paired(results.losses(method), full).mean
         ax.plot(state, loss, _MARKERS[method], color=_COLORS[method], label=label)
@@ -125,44 +117,43 @@ def _draw_memory(ax: Axes, results: GaloreResults) -> None:
 
 def paired_differences(results: GaloreResults) -> list[tuple[str, Paired, str]]:
     """Return paired differences of methods as shares of full rank's loss, with their colours."""
-    full, galore = results.losses("full"), results.losses("galore")
-    svd = results.losses("svd")
+    full, galore, svd = (results.losses(one) for one in ("full", "galore", "svd"))
     same = results.losses("svd", rate=results.best.get("galore"))
     level = float(np.nanmean(full)) if np.isfinite(full).any() else np.nan
-    differences = [
-        ("GaLore,\nfrom galore-torch's", galore - svd, figures.BLUE),
-        ("GaLore, from galore-torch's\nat GaLore's rate", galore - same, figures.SKY),
-        ("GaLore,\nfrom full rank", galore - full, figures.BLACK),
-        ("galore-torch's,\nfrom full rank", svd - full, figures.GREY),
+    shares = [
+        (name, paired(ours / level, other / level), color)
+        for name, ours, other, color in (
+            ("GaLore,\nfrom galore-torch's", galore, svd, figures.BLUE),
+            ("GaLore, from galore-torch's\nat GaLore's rate", galore, same, figures.SKY),
+            ("GaLore,\nfrom full rank", galore, full, figures.BLACK),
+            ("galore-torch's,\nfrom full rank", svd, full, figures.GREY),
+        )
     ]
-    shares = [(name, paired(one / level, 0 * one), color) for name, one, color in differences]
     return [one for one in shares if one[1].count > 1]
 
 
 def _draw_differences(ax: Axes, results: GaloreResults) -> None:
-    found = paired_differences(results)
-    for place, (_, one, color) in enumerate(found):
-        bars = {"fmt": "o", "color": color, "capsize": 3}
-        ax.errorbar(100 * one.mean, place, xerr=200 * one.error, **bars)
-    ax.axvline(0, color=figures.GREY, lw=1)
-    labels = [f"{name} ({one.count} seeds)" for name, one, _ in found]
-    ax.set_yticks(range(len(found)), labels, fontsize=7)
-    ax.set_ylim(len(found) - 0.5, -0.5)
+    names, found, colors = zip(*paired_differences(results), strict=True)
+    labels = [f"{name} ({one.count} seeds)" for name, one in zip(names, found, strict=True)]
+    means, errors = zip(*((100 * one.mean, 100 * one.error) for one in found), strict=True)
+    figures.intervals(ax, labels, means, errors, colors)
     ax.set(title="Paired differences", xlabel="% of the loss (± 2 SE)")
 
 
+def _draw_moments(ax: Axes, results: GaloreResults) -> None:
+    found = variants(results, "moments")
+    differences = [(one.difference.mean, one.difference.error) for one in found]
+    means, errors = zip(*differences, strict=True)
+    figures.intervals(ax, [one.label for one in found], means, errors, [figures.BLUE] * len(found))
+    ax.set(title="Moments as the basis turns", xlabel="loss, from keeping them (± 2 SE)")
+
+
 def _draw_gradient_rank(ax: Axes, results: GaloreResults) -> None:
-    found: dict[int, dict[int, list[float]]] = {}
-    for member in range(results.size.seeds):
-        steps, values, modules = results.metric("gradient_stable_rank", "full", member)
-        for step, value, module in zip(steps, values, modules, strict=True):
-            layer = int(str(module).split(".")[0])
-            found.setdefault(layer, {}).setdefault(int(step), []).append(float(value))
-    for layer, by_step in sorted(found.items()):
-        shade = 0.25 + 0.75 * layer / max(1, len(found) - 1)
-        means = [np.mean(values) for values in by_step.values()]
+    for layer in range(results.size.layers):
+        means = results.by_step("gradient_stable_rank", layer)
+        shade = 0.25 + 0.75 * layer / max(1, results.size.layers - 1)
         line = {"color": figures.BLUE, "alpha": shade, "label": f"layer {layer}"}
-        ax.plot([step + 1 for step in by_step], means, **line)
+        ax.plot([step + 1 for step in means], [one.mean() for one in means.values()], **line)
     for start, style in (("Gaussian", "--"), ("along curvature", "-.")):
         expected = theory_stable_rank(realizable=start != "Gaussian")
         at = np.linspace(1, results.size.steps, len(expected))
@@ -201,11 +192,8 @@ def _draw_weights(ax: Axes, results: GaloreResults) -> None:
     overlap = results.by_step("weight_overlap")
     steps = list(overlap)
     if steps:
-        low, middle, high = (
-            [np.quantile(one, share) for one in overlap.values()] for share in (0.1, 0.5, 0.9)
-        )
-        ax.fill_between(steps, low, high, color=figures.BLUE, alpha=0.2, lw=0)
-        ax.plot(steps, middle, "o-", ms=4, color=figures.BLUE)
+        ends = np.transpose([np.quantile(one, (0.1, 0.5, 0.9)) for one in overlap.values()])
+        figures.band(ax, steps, *ends, color=figures.BLUE, alpha=0.2, marker="o", ms=4)
     ax.axhline(results.size.rank / results.size.width, color=figures.GREY, lw=1, ls="--")
     ax.set(
         title="Weight subspace, early in late",
@@ -228,16 +216,3 @@ def _draw_sweep(ax: Axes, results: GaloreResults, group: str) -> None:
     ax.set_xticks(places, [one.label.split()[-1] for one in found])
     title, label = _SWEEPS[group]
     ax.set(title=title, xlabel=label, ylabel="last loss")
-
-
-def _draw_moments(ax: Axes, results: GaloreResults) -> None:
-    found = variants(results, "moments")
-    for place, one in enumerate(found):
-        error = one.difference.error
-        bars = {"fmt": "o", "color": figures.BLUE, "capsize": 3}
-        xerr = None if np.isnan(error) else 2 * error
-        ax.errorbar(one.difference.mean, place, xerr=xerr, **bars)
-    ax.axvline(0, color=figures.GREY, lw=1)
-    ax.set_yticks(range(len(found)), [one.label for one in found], fontsize=8)
-    ax.invert_yaxis()
-    ax.set(title="Moments as the basis turns", xlabel="loss, from keeping them (± 2 SE)")

@@ -1,15 +1,19 @@
-"""What the networks are read for, from their run folders: losses, paired differences, tables."""
+"""What the run folders hold, the verdict from it, and the sentences and tables of its numbers."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from joma.common.paired import Paired, paired
-from joma.experiments._frame import columns, groups_done
-from joma.experiments.galore.setting import (
+from joma.experiments._experiment import Outcome, Verdict
+from joma.experiments._frame import groups_done
+from joma.experiments._tables import columns, mean_and_error
+from joma.experiments.galore import (
     GROUPS,
     KEPT_MOMENTS,
     METHODS,
@@ -23,6 +27,25 @@ from joma.experiments.galore.setting import (
 )
 from joma.runs import Run
 from joma.theory import galore as theory
+
+PUBLISHED = {
+    "60M": (34.88, 34.06),
+    "130M": (25.36, 25.08),
+    "350M": (18.95, 18.80),
+    "1B": (15.64, 15.56),
+}
+"""Perplexity of GaLore and of full rank on C4, by LLaMA."""
+
+MOST_LOST = 0.01
+"""Largest share of the loss by which GaLore may exceed full rank and still agree with print.
+
+Where it is lower than full rank by as much, the setting does not decide: in print it never is, so
+that full rank is then not at its best, or both are far from what they can reach.
+"""
+MOST_BY_GAP = 0.005
+"""Largest share of the loss by which the default gap may exceed the shortest gap that is tried."""
+WANTED_ERROR = 0.005
+"""Standard error, as a share of the loss, below which a comparison of methods is precise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +87,14 @@ class GaloreResults:
         log = run.metrics.read(name)
         return log["step"], log["value"], log["module"]
 
-    def by_step(self, name: str) -> dict[int, np.ndarray]:
-        """Return a metric of full rank at each step, of all matrices of all seeds."""
+    def by_step(self, name: str, layer: int | None = None) -> dict[int, np.ndarray]:
+        """Return a metric of full rank at each step, of all matrices (of a layer) of all seeds."""
         found: dict[int, list[float]] = {}
         for member in range(self.size.seeds):
-            steps, values, _ = self.metric(name, "full", member)
-            for step, value in zip(steps, values, strict=True):
-                found.setdefault(int(step), []).append(float(value))
+            for step, value, module in zip(*self.metric(name, "full", member), strict=True):
+                if layer is None or int(str(module).split(".")[0]) == layer:
+                    found.setdefault(int(step), []).append(float(value))
         return {step: np.array(values) for step, values in sorted(found.items())}
-
-    def step_time(self, method: str) -> tuple[float, float]:
-        """Return mean and longest time of a step in seconds, NaN where it is unknown."""
-        timed = self.outcome(method)
-        return float(timed.get("seconds", np.nan)), float(timed.get("slowest", np.nan))
 
     def tried(self, method: Method) -> dict[LearningRate, float]:
         """Return the last loss at each learning rate that was tried of a method."""
@@ -97,11 +115,10 @@ class GaloreResults:
     ) -> GaLoreNetwork | None:
         if method not in self.best:
             return None
-        fields = dict(changed)
+        fields = {"rate": self.best[method], **changed}
         if fields.get("switch"):
             fields["full_rate"] = self.best["full"]
-        rate = fields.pop("rate", self.best[method])
-        return self.size.network(method, rate, member, **fields)
+        return self.size.network(method, member=member, **fields)
 
 
 def best_rates(run: Run, size: GaloreSize) -> dict[str, LearningRate]:
@@ -211,6 +228,170 @@ def theory_stable_rank(steps: int = 4000, *, realizable: bool = False) -> np.nda
     path = theory.descend(problem, np.zeros((side, side)), step=1.0, steps=steps, rank=side)
     values = np.linalg.svd(problem.gradient(path.w), compute_uv=False)
     return (values**2).sum(-1) / values[..., 0] ** 2
+
+
+def published_losses() -> dict[str, float]:
+    """Return by what share of the loss GaLore exceeds full rank in print, by LLaMA."""
+    return {
+        name: math.log(galore / full) / math.log(full) for name, (galore, full) in PUBLISHED.items()
+    }
+
+
+def judge(results: GaloreResults, published_size: bool) -> Outcome:
+    """Return whether ours shows what was published, and all else that the numbers say.
+
+    At the full scale it agrees where GaLore's loss exceeds that of tuned full rank by at most 1%,
+    and the loss with the default gap that of the shortest one by at most 0.5%. It is not decided
+    where two standard errors reach across one of these limits, where GaLore is lower than full rank
+    by more than 1%, and with one seed. Other scales are not comparable.
+    """
+    rows, paragraphs = _rows(results), tuple(_paragraphs(results))
+    if not results.best or "full" not in results.methods or "galore" not in results.methods:
+        finding = "the learning rates are not tuned yet."
+        return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
+    full, galore = results.losses("full"), results.losses("galore")
+    lost, level = paired(galore, full), float(np.nanmean(full))
+    printed = published_losses().values()
+    tried = len(results.tried("full")) or len(results.size.rates["full"])
+    tuned = "at one learning rate" if tried == 1 else f"tuned over {tried} learning rates"
+    finding = (
+        f"GaLore at rank {results.size.rank} of {results.size.width} ends {lost} nats per byte "
+        f"from full rank {tuned} ({level:.4f}), {lost.mean / level:+.2%} of the loss; published "
+        f"{min(printed):+.1%} to {max(printed):+.1%}."
+    )
+    if not published_size:
+        return Outcome(Verdict.NOT_COMPARABLE, finding, rows, paragraphs)
+    if needed := [one for one in ("tune", "seeds", "gaps") if one in results.missing]:
+        finding += f" Networks of {', '.join(needed)} are missing."
+        return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
+    by_gap = paired(galore, results.losses("galore", gap=min(results.size.gaps)))
+    finding += (
+        f" With the default gap it ends {by_gap} from that with the shortest one. What is tested: "
+        f"at most {MOST_LOST:.0%} and {MOST_BY_GAP:.1%} of the loss."
+    )
+    limits = ((lost, MOST_LOST * level), (by_gap, MOST_BY_GAP * level))
+    below = lost.mean - 2 * lost.error < -MOST_LOST * level
+    if below:
+        finding += " GaLore is too far below full rank for this setting to decide."
+    # A standard error of one seed is NaN, which is in no order with anything.
+    if below or not all(abs(one.mean - limit) > 2 * one.error for one, limit in limits):
+        return Outcome(Verdict.INCOMPLETE, finding, rows, paragraphs)
+    agrees = all(one.mean <= limit for one, limit in limits)
+    return Outcome(Verdict.of(agrees), finding, rows, paragraphs)
+
+
+def _rows(results: GaloreResults) -> list[dict[str, Any]]:
+    rows = []
+    full = results.losses("full")
+    state = results.outcome("full").get("state_bytes")
+    for method in results.methods:
+        losses, own = results.losses(method), results.outcome(method)
+        mean, slowest = (float(own.get(key, np.nan)) for key in ("seconds", "slowest"))
+        longest = "" if math.isnan(slowest) else f" ({slowest * 1e3:.1f})"
+        rows.append(
+            {
+                "method": METHODS[method],
+                "lr": str(results.best[method]),
+                "loss": mean_and_error(losses),
+                "from full rank": "" if method == "full" else _signed(paired(losses, full)),
+                "state, MB": round(own.get("state_bytes", 0) / 1e6, 3),
+                "of AdamW's": f"{own.get('state_bytes', 0) / state:.0%}" if state else "",
+                "ms a step (longest)": f"{mean * 1e3:.1f}{longest}",
+            }
+        )
+    return rows
+
+
+SWEEPS = {
+    "moments": "what becomes of the moments when the basis turns",
+    "ranks": "rank",
+    "gaps": "gap",
+    "warm-lora": "steps in full rank before LoRA",
+}
+
+
+def _paragraphs(results: GaloreResults) -> Iterable[str]:
+    """Return what neither the table nor the figure shows: tuning, errors, and what is lowest."""
+    yield from _tuned(results)
+    yield from _against_svd(results)
+    for group, what in SWEEPS.items():
+        if found := variants(results, group):
+            yield f"Loss by {what}: {lowest(found)}"
+    counts = sorted({results.size.seeds, results.size.variant_seeds or results.size.seeds} - {1})
+    if counts and len(results.methods) > 1:
+        shares = (f"{2 * stats.t.sf(2, n - 1):.0%} of comparisons of {n} seeds" for n in counts)
+        yield (
+            "Between equal methods a difference exceeds two standard errors by chance in "
+            f"{' and '.join(shares)}."
+        )
+
+
+def _tuned(results: GaloreResults) -> Iterable[str]:
+    """Say which learning rates were tried, and how much worse the neighbours of the best are."""
+    climb, chosen = results.size.climb, []
+    for method in METHODS:
+        tried = results.tried(method)
+        if len(tried) < 2 or method not in results.best:
+            continue
+        best = results.best[method]
+        words = f"{len(tried)}" if climb else ", ".join(map(str, tried))
+        losses = [tried[one] for one in best.neighbours if one in tried]
+        if climb and losses:
+            low, high = (end / tried[best] - 1 for end in (min(losses), max(losses)))
+            words += f" (its neighbours {low:+.1%} to {high:+.1%})"
+        chosen.append(f"{METHODS[method]}: {best} of {words}")
+    how = "by the first seed's validation loss"
+    if climb:
+        how = (
+            "on a seed that is not judged, by factors of two of either rate until the best was "
+            "better than its four neighbours"
+        )
+    if chosen:
+        yield (
+            f"Learning rates were tuned {how} (a × b is a for embeddings, norms and output layer "
+            f"and a·b for matrices): {'; '.join(chosen)}."
+        )
+
+
+def _against_svd(results: GaloreResults) -> Iterable[str]:
+    """Compare with galore-torch's method, each at its own rate and both at GaLore's."""
+    galore = results.losses("galore")
+    for rates, changed in (
+        ("each at its own learning rate", {}),
+        ("both at GaLore's", {"rate": results.best.get("galore")}),
+    ):
+        svd = results.losses("svd", **changed)
+        difference = paired(galore, svd)
+        words = (
+            "Power iteration and staggered refreshes against galore-torch's method (SVD, all at "
+            f"once), {rates}: {difference} nats per byte"
+        )
+        if difference.count > 1:
+            level = float(np.nanmean(svd))
+            clear = "more" if difference.is_clear else "not more"
+            share = difference.error / level
+            enough = "below" if share <= WANTED_ERROR else "above"
+            words += (
+                f", {difference.mean / level:+.2%} of the loss, {clear} than two standard errors; "
+                f"the standard error is {share:.2%} of the loss, {enough} the {WANTED_ERROR:.1%} "
+                "wanted"
+            )
+        if difference.count:
+            yield f"{words}."
+
+
+def lowest(found: Sequence[Variant]) -> str:
+    """Say which variant has the lowest loss, and whether that is clear next to the second."""
+    first, second = sorted(found, key=lambda one: one.difference.mean)[:2]
+    difference = paired(first.losses, second.losses)
+    if difference.count < 2:
+        return f"{first.label} is lowest, of one seed."
+    words = "clear of" if difference.is_clear else "within two standard errors of"
+    return f"{first.label} is lowest, {words} {second.label} ({difference})."
+
+
+def _signed(one: Paired) -> str:
+    return f"{one.mean:+.4f}" if one.count == 1 else f"{one.mean:+.4f} ± {one.error:.4f}"
 
 
 _NUMBERS = ("validation_loss", "steps", "parameters", "state_bytes", "seconds", "slowest")

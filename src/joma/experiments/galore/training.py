@@ -1,9 +1,9 @@
 """The small Llama and its text, the optimizer of each method, and the training of one network."""
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from joma.common.float32 import float32_products
 from joma.common.quiet import quietly
 from joma.data import BYTES, corpus, encoded
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
 from joma.experiments._frame import groups_done, member_seeds
-from joma.experiments.galore.setting import TUNING_MEMBER, GaLoreNetwork, GaloreSize
+from joma.experiments.galore import TUNING_MEMBER, GaLoreNetwork, GaloreSize
 from joma.optim import GaLoreAdamW
 from joma.runs import Run
 
@@ -318,15 +319,9 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-@contextlib.contextmanager
-def _fast_products(device: str) -> Iterator[None]:
+def _fast_products(device: str) -> AbstractContextManager[None]:
     """Let a GPU multiply float32 matrices in TF32, as is usual, within the block."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device == "cuda" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return float32_products("tf32") if device == "cuda" else nullcontext()
 
 
 class SubspaceStudy:

@@ -45,7 +45,7 @@ EXPERIMENT = Experiment(
         "attention first associates the tokens of the same lowest hierarchy as the query, which "
         "co-occur most with it, then gradually reaches out to those that co-occur less (Fig. 5)."
     ),
-    run="joma.experiments.hierarchy.figure:reproduce",
+    run="joma.experiments.hierarchy.results:reproduce",
     scales=SCALES,
     default_scale="small",
     options=(

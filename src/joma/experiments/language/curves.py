@@ -1,7 +1,6 @@
 """What was measured of the networks of one depth and learning rate, and recorded curves of them."""
 
-import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments._frame import groups_done, read_metric
-from joma.experiments.language.setting import GROUPS, UNIFORM, LanguageSetting, named
+from joma.experiments.language import GROUPS, UNIFORM, LanguageSetting, named
 from joma.runs import Run
 from joma.train.findings import Finding, attention_bounce, attention_collapse
 
@@ -24,8 +23,7 @@ Of 30 healthy networks, one exceeded it once, at learning rate 1e-2.
 """
 
 
-def _nothing() -> np.ndarray:
-    return np.zeros((0, 0, 0))
+_not_recorded = partial(np.zeros, (0, 0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +47,8 @@ class EntropyCurves:
     steps: tuple[int, ...]
     entropy: np.ndarray
     loss: np.ndarray
-    entropy_mean: np.ndarray = field(default_factory=_nothing)
-    stable_rank: np.ndarray = field(default_factory=_nothing)
+    entropy_mean: np.ndarray = field(default_factory=_not_recorded)
+    stable_rank: np.ndarray = field(default_factory=_not_recorded)
     share_apart: float = 0.0
 
     @property
@@ -71,30 +69,24 @@ class EntropyCurves:
     @property
     def collapsed(self) -> list[int]:
         """In how many networks the attention of each layer has collapsed."""
-        return self._count(self._collapse).sum(1).tolist()
+        return self._collapse().sum(1).tolist()
 
     @property
     def collapses(self) -> int:
         """In how many networks the attention of any layer has collapsed."""
-        return int(self._count(self._collapse).any(0).sum())
+        return int(self._collapse().any(0).sum())
 
     @property
     def bounced(self) -> list[int]:
         """In how many networks the attention of each layer became sparse and dense again."""
-        bounce = partial(attention_bounce, self.steps)
-        return self._count(lambda values, layer: bounce(values, layer=layer)).sum(1).tolist()
+        return self._found(lambda values: attention_bounce(self.steps, values)).sum(1).tolist()
 
-    def _collapse(self, values: np.ndarray, layer: int) -> Finding | None:
-        return attention_collapse(self.steps, values, UNIFORM, layer=layer)
+    def _collapse(self) -> np.ndarray:
+        return self._found(lambda values: attention_collapse(self.steps, values, UNIFORM))
 
-    def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> np.ndarray:
+    def _found(self, find: Callable[[np.ndarray], Finding | None]) -> np.ndarray:
         """Return where there is such a finding, (layers, seeds)."""
-        return np.array(
-            [
-                [find(values, layer) is not None for values in of.T]
-                for layer, of in enumerate(self.entropy)
-            ]
-        )
+        return np.array([[find(own) is not None for own in of.T] for of in self.entropy])
 
 
 def done(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[str, Run]:
@@ -165,9 +157,6 @@ BAND = 0.1
 _FEWEST = 3
 """Steps in common that a comparison needs."""
 
-_Place = tuple[int, float, int, int, int]
-"""Layers, learning rate, seed, step and layer; layer 0 for what is of the whole network."""
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -229,13 +218,10 @@ def pearson(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _pair(own: EntropyCurves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray) -> Pair:
-    mean, expected = ours_KS.mean(-1), recorded_KS.mean(-1)
-    seeds = recorded_KS.shape[1]
-    left_out, within = [], []
-    for seed in range(seeds if seeds > 1 else 0):
-        others = np.delete(recorded_KS, seed, 1)
-        left_out.append(pearson(recorded_KS[:, seed], others.mean(-1)))
-        within.append(_share_inside(recorded_KS[:, seed], others))
+    mean, expected, seeds = ours_KS.mean(-1), recorded_KS.mean(-1), recorded_KS.shape[1]
+    apart = [(recorded_KS[:, seed], np.delete(recorded_KS, seed, 1)) for seed in range(seeds)]
+    if seeds == 1:
+        apart = []
     both = min(ours_KS.shape[1], seeds)
     return Pair(
         depth=own.depth,
@@ -243,15 +229,19 @@ def _pair(own: EntropyCurves, layer: int, ours_KS: np.ndarray, recorded_KS: np.n
         layer=layer,
         measurements=len(mean),
         pearson=pearson(mean, expected),
-        left_out=float(np.mean(left_out)) if left_out else float("nan"),
+        left_out=_mean([pearson(one, others.mean(-1)) for one, others in apart]),
         begins=float(np.abs(ours_KS[0, :both] - recorded_KS[0, :both]).max()),
         inside=_share_inside(mean, recorded_KS),
-        left_out_inside=float(np.mean(within)) if within else float("nan"),
+        left_out_inside=_mean([_share_inside(*one) for one in apart]),
         lowest=float(mean.min()),
         recorded_lowest=float(expected.min()),
         end=float(mean[-1]),
         recorded_end=float(expected[-1]),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 def _share_inside(curve_K: np.ndarray, others_KS: np.ndarray) -> float:
@@ -264,59 +254,58 @@ def read_recorded(folder: Path) -> dict[Key, EntropyCurves]:
     """Read a folder with recorded curves.
 
     Raises:
-        ValueError: A file is missing or is not such a record, with what is wrong and where.
+        JomaError: A file is missing or is not such a record, with what is wrong and where.
     """
-    entropies, losses = (_values(folder / name) for name in (ENTROPY_FILE, LOSS_FILE))
+    entropies, losses = (_rows(folder / name) for name in (ENTROPY_FILE, LOSS_FILE))
     found = {}
-    for key in dict.fromkeys(place[:2] for place in entropies):
-        depth = key[0]
-        own = [place for place in entropies if place[:2] == key]
-        seeds = sorted({seed for _, _, seed, _, _ in own})
-        steps = sorted({step for _, _, _, step, _ in own})
-        places = np.ndindex(depth, len(steps), len(seeds))
-        try:
-            entropy = [entropies[*key, seeds[n], steps[at], layer] for layer, at, n in places]
-            loss = [losses[*key, seed, step, 0] for step in steps for seed in seeds]
-        except KeyError as error:
-            _, _, seed, step, layer = error.args[0]
-            raise JomaError(
-                f"reference {folder} must have every layer, step and seed of a network; of {depth} "
-                f"layers at lr {named(key[1])}, seed {seed} has no step {step} in layer {layer}"
-            ) from None
-        shape = (len(steps), len(seeds))
-        found[key] = EntropyCurves(
-            *key,
-            tuple(steps),
-            np.reshape(entropy, (depth, *shape)),
-            np.reshape(loss, shape),
+    for depth, rate in dict.fromkeys(map(tuple, entropies[:, :2].tolist())):
+        (layers, steps, seeds), entropy = _grid(entropies, (depth, rate), (4, 3, 2))
+        axes, loss = _grid(losses, (depth, rate), (3, 2))
+        whole = np.array_equal(layers, np.arange(depth)) and all(
+            map(np.array_equal, axes, (steps, seeds))
         )
+        if not whole or np.isnan(entropy).any() or np.isnan(loss).any():
+            raise JomaError(
+                f"reference {folder} must have every layer, step and seed of a network; some are "
+                f"missing of {depth:g} layers at lr {named(rate)}"
+            )
+        key = (int(depth), rate)
+        found[key] = EntropyCurves(*key, tuple(steps.astype(int).tolist()), entropy, loss)
     return found
 
 
-def _values(path: Path) -> dict[_Place, float]:
-    """Return the numbers of a file by what they are of."""
+def _grid(
+    rows: np.ndarray, key: tuple[float, ...], axes: Sequence[int]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the labels along columns of some networks, and the last column's values by them."""
+    own = rows[(rows[:, :2] == key).all(1)]
+    found = [np.unique(own[:, column], return_inverse=True) for column in axes]
+    values = np.full([len(labels) for labels, _ in found], np.nan)
+    values[tuple(places for _, places in found)] = own[:, -1]
+    return [labels for labels, _ in found], values
+
+
+def _rows(path: Path) -> np.ndarray:
+    """Return the numbers of a file, (rows, columns)."""
     columns = _COLUMNS[path.name]
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
+        header, *lines = path.read_text("utf-8").splitlines() or [""]
     except OSError as error:
         raise JomaError(f"reference {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise JomaError(f"reference {path} must be a text of comma-separated values") from error
-    if tuple(header) != columns:
-        got = ",".join(header) or "nothing"
+    if header != ",".join(columns):
+        got = header or "nothing"
         raise JomaError(f"reference {path} must begin with {','.join(columns)}, got {got}")
-    found: dict[_Place, float] = {}
-    for number, row in enumerate(rows, start=2):
+    found = []
+    for number, line in enumerate(lines, start=2):
         try:
-            layers, rate, seed, step, *layer, value = row
-            at = int(layer[0]) if len(columns) == 6 else 0
-            found[int(layers), float(rate), int(seed), int(step), at] = float(value)
-            if len(row) != len(columns) or not np.isfinite(float(value)):
-                raise ValueError
-        except (ValueError, IndexError):
+            found.append([float(value) for value in line.split(",")])
+        except ValueError:
+            found.append([])
+        if len(found[-1]) != len(columns) or not np.isfinite(found[-1]).all():
             raise JomaError(
                 f"reference {path} must have finite numbers for {', '.join(columns)} in every "
-                f"line, got {','.join(row)!r} in line {number}"
-            ) from None
-    return found
+                f"line, got {line!r} in line {number}"
+            )
+    return np.reshape(found, (-1, len(columns)))

@@ -12,7 +12,7 @@ from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.errors import JomaError
 from joma.experiments import _frame
 from joma.experiments._experiment import Request
-from joma.experiments.language.setting import (
+from joma.experiments.language import (
     FIRST_SEED,
     GROUPS,
     LENGTH,
@@ -31,8 +31,6 @@ from joma.train import Ensemble
 CLIP = 0.5
 """The largest norm of a gradient."""
 
-_MAX_SHARED_LOGITS = 100_000
-"""Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
@@ -167,7 +165,6 @@ def train_groups(
             name,
             [(f"lr {named(rate)}", seed) for rate, seed in networks],
             lambda own: LanguageNetworks(own, name, text, request),
-            can_share_gpu=_can_share_gpu(setting, depth),
         )
 
     groups = [group(name) for name in names]
@@ -181,11 +178,6 @@ def networks_of(size: LanguageSize, depth: int, seed: int) -> list[tuple[float, 
     """
     seeds = _frame.member_seeds(f"language/{depth}", seed, size.seeds)
     return [(rate, own) for rate in size.rates(depth) for own in seeds]
-
-
-def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
-    """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    return len(networks_of(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
 
 
 class LanguageNetworks:
@@ -226,15 +218,11 @@ class LanguageNetworks:
             watched_LE = sum_LE / self.weights[one].double().sum()
             ranks_LE2 = _stable_ranks(model)
         log = self.run.metrics.append
-        for layer, pairs_E2 in enumerate(ranks_LE2):
-            values_E, bounds_E = pairs_E2.T
-            log(step, "stable_rank", values_E, layer=layer, bound=bounds_E)
         log(step, "validation_loss", loss_E.cpu().numpy())
-        for layer, (watched_E, mean_E) in enumerate(
-            zip(watched_LE.cpu().numpy(), mean_LE.cpu().numpy(), strict=True)
-        ):
-            log(step, "attention_entropy", watched_E, layer=layer)
-            log(step, "attention_entropy_mean", mean_E, layer=layer)
+        for layer, ranks_E2 in enumerate(ranks_LE2):
+            log(step, "stable_rank", ranks_E2[:, 0], layer=layer, bound=ranks_E2[:, 1])
+            log(step, "attention_entropy", watched_LE[layer].cpu().numpy(), layer=layer)
+            log(step, "attention_entropy_mean", mean_LE[layer].cpu().numpy(), layer=layer)
 
     def _evaluate(self, model: LanguageModel, part: slice, rows: int) -> tuple[Tensor, Tensor]:
         """Return sums over some of the validation text: loss (E,) and entropies (layers, E)."""
@@ -303,22 +291,11 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
     weight = torch.zeros(model.output.weight.shape[1:], **kind)
     weight[:, : config.vocabulary] = output.weight.T
-    block = _block(layer)
-    blocks = {
-        f"blocks.{number}.{name}": value
-        for number in range(config.layers)
-        for name, value in block.items()
-    }
-    return {
+    drawn = {
         "embedding.weight": embedding.weight,
-        **blocks,
         "output.weight": weight,
         "output.bias": torch.zeros(1, weight.shape[-1], **kind),
     }
-
-
-def _block(layer: nn.TransformerEncoderLayer) -> dict[str, Tensor]:
-    """Return torch's layer by the names of ours, whose matrices are (in, out)."""
     attention = layer.self_attn
     linear = {
         "queries_keys_values": (attention.in_proj_weight, attention.in_proj_bias),
@@ -326,10 +303,11 @@ def _block(layer: nn.TransformerEncoderLayer) -> dict[str, Tensor]:
         "lower": (layer.linear1.weight, layer.linear1.bias),
         "upper": (layer.linear2.weight, layer.linear2.bias),
     }
-    norms = {"norm_attention": layer.norm1, "norm_mlp": layer.norm2}
-    return {
-        **{f"{name}.weight": weight.T for name, (weight, _) in linear.items()},
-        **{f"{name}.bias": bias.view(1, -1) for name, (_, bias) in linear.items()},
-        **{f"{name}.weight": norm.weight for name, norm in norms.items()},
-        **{f"{name}.bias": norm.bias for name, norm in norms.items()},
-    }
+    for number in range(config.layers):  # all begin alike, with matrices that are (in, out)
+        for name, (matrix, bias) in linear.items():
+            drawn[f"blocks.{number}.{name}.weight"] = matrix.T
+            drawn[f"blocks.{number}.{name}.bias"] = bias.view(1, -1)
+        for name, norm in (("norm_attention", layer.norm1), ("norm_mlp", layer.norm2)):
+            drawn[f"blocks.{number}.{name}.weight"] = norm.weight
+            drawn[f"blocks.{number}.{name}.bias"] = norm.bias
+    return drawn

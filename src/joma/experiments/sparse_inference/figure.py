@@ -1,6 +1,7 @@
 """The pictures of sparse inference, and the order of its work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -11,8 +12,16 @@ from matplotlib.figure import Figure
 from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments._frame import columns
-from joma.experiments.sparse_inference import EXPERIMENT
+from joma.experiments._tables import concatenated, standard_error
+from joma.experiments.sparse_inference import (
+    CUT_POLICIES,
+    EXPERIMENT,
+    FILES,
+    POLICIES,
+    POLICY_TITLES,
+    SIZES,
+    TITLES,
+)
 from joma.experiments.sparse_inference.findings import (
     KEPT,
     PREDICTORS,
@@ -20,14 +29,6 @@ from joma.experiments.sparse_inference.findings import (
     collect,
     judge,
     layer_rankings,
-)
-from joma.experiments.sparse_inference.setting import (
-    CUT_POLICIES,
-    FILES,
-    POLICIES,
-    POLICY_TITLES,
-    SIZES,
-    TITLES,
 )
 from joma.report import figures
 from joma.runs import Run
@@ -74,44 +75,48 @@ def reproduce(run: Run, request: Request) -> Outcome:
     outcome = judge(models, is_comparable=request.scale != "tiny")
     publish(run, EXPERIMENT, outcome, draw(models) if models else None, tables(models))
     if models:
-        words = [one for one in outcome.paragraphs if "Spearman with" in one]
         figures.save(
             run,
             "sparse-inference-bridge",
             draw_layers(models),
             title="What the probes say beforehand of the cost of cutting one layer",
-            caption=words[-1],
+            caption="Combined: all three, fitted on the other models. Costs of one half of the "
+            f"windows with the other, Spearman: {_reliabilities(models)}.",
         )
     return outcome
 
 
-def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, list[Any]]]:
+def _reliabilities(models: Sequence[ModelResults]) -> str:
+    rows = (row for row in layer_rankings(models) if row.policy == CUT_POLICIES[0])
+    return ", ".join(f"{TITLES[row.model]} {row.reliability:+.2f}" for row in rows)
+
+
+def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, Any]]:
     """Return every number of the figures."""
     losses, streams, layers = [], [], []
     for model in models:
+        name = {"model": model.name}
         for row in model.parts["text"]["rows"]:
-            shared = {key: row[key] for key in row if key != "nll"}
-            losses += [
-                {"model": model.name, **shared, "window": index, "nll": value}
-                for index, value in enumerate(row["nll"])
-            ]
+            losses.append({**name, **row, "window": np.arange(len(row["nll"]))})
         for policy, found in model.parts["stream"]["policies"].items():
-            streams += [
-                {"model": model.name, "policy": policy, "block": index, "nll": value}
-                for index, value in enumerate(found["nll"])
-            ]
-        costs = {f"cost {policy}": model.costs(policy).mean(1) for policy in CUT_POLICIES}
-        for layer, features in enumerate(model.features):
-            layers.append(
-                {
-                    "model": model.name,
-                    "layer": layer,
-                    **dict(zip(PREDICTORS, features.tolist(), strict=True)),
-                    **{name: float(own[layer]) for name, own in costs.items()},
-                }
-            )
-    made = {"losses": losses, "streams": streams, "layers": layers}
-    return {name: columns(rows) for name, rows in made.items() if rows}
+            nll = found["nll"]
+            streams.append({**name, "policy": policy, "block": np.arange(len(nll)), "nll": nll})
+        layers.append(
+            {
+                **name,
+                "layer": np.arange(len(model.features)),
+                **dict(zip(PREDICTORS, model.features.T, strict=True)),
+                **{f"cost {policy}": model.costs(policy).mean(1) for policy in CUT_POLICIES},
+            }
+        )
+    rankings = [
+        {"model": row.model, "policy": row.policy, "predictor": [name], **asdict(one)}
+        for row in layer_rankings(models)
+        for name, one in {**row.single, "combined": row.combined}.items()
+        if one is not None
+    ]
+    made = {"losses": losses, "streams": streams, "layers": layers, "rankings": rankings}
+    return {name: concatenated(rows) for name, rows in made.items() if rows}
 
 
 def draw(models: Sequence[ModelResults]) -> Figure:
@@ -129,25 +134,18 @@ def _draw_budgets(ax: Axes, model: ModelResults, *, is_first: bool) -> None:
     shares = np.array(model.shares)
     for index, policy in enumerate(POLICIES):
         rises = [model.rise(policy, share) for share in shares]
-        means = np.array([one.mean for one in rises])
-        errors = np.array([one.error for one in rises])
-        # Side by side, so that error bars do not hide each other.
-        places = 100 * shares * 1.035 ** (index - 2)
-        ax.errorbar(
-            places,
-            means,
-            np.nan_to_num(errors),
-            color=_COLORS[policy],
-            marker=_MARKERS[policy],
-            ms=5,
-            lw=1.5,
-            elinewidth=1,
-            mfc="white" if policy.startswith("random") and policy != "random" else _COLORS[policy],
+        _error_bars(
+            ax,
+            100 * shares * 1.035 ** (index - 2),  # side by side, so that bars hide no others
+            np.array([one.mean for one in rises]),
+            np.nan_to_num([one.error for one in rises]),
+            _COLORS[policy],
+            _MARKERS[policy],
             label=POLICY_TITLES[policy],
+            mfc="white" if policy == "random-recent" else _COLORS[policy],
         )
     ax.axhline(KEPT, color=figures.GREY, lw=0.9, ls=":")
-    edge = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "color": figures.GREY}
-    figures.note(ax, f"kept: {KEPT} nats", (0, KEPT), (3, 3), **edge)
+    figures.level(ax, KEPT, f"kept: {KEPT} nats", "left", up=3)
     ax.set_xscale("log")
     ax.set_yscale("symlog", linthresh=_LINEAR)  # the best of them are no worse than the full cache
     highest = max(model.rise(*it).mean for it in product(POLICIES, shares))
@@ -171,16 +169,9 @@ def _draw_stream(ax: Axes, model: ModelResults, *, is_first: bool) -> None:
         curve = found["policies"][policy]["curve"]
         places = (np.arange(len(curve)) + 0.5) * found["tokens"] / len(curve)
         ax.plot(places, curve, color=_COLORS[policy], label=POLICY_TITLES[policy], lw=1.6)
-    level = float(np.mean(found["policies"]["recomputed"]["nll"]))
-    start = found["keys"]
-    ax.plot(
-        [start, found["tokens"]],
-        [level, level],
-        color=figures.GREY,
-        lw=1.2,
-        ls="--",
-        label="windows computed anew",
-    )
+    level, start = float(np.mean(found["policies"]["recomputed"]["nll"])), found["keys"]
+    anew = {"color": figures.GREY, "lw": 1.2, "ls": "--", "label": "windows computed anew"}
+    ax.plot([start, found["tokens"]], [level, level], **anew)
     low, high = ax.get_ylim()
     ax.set_ylim(low - 0.12 * (high - low), high + 0.45 * (high - low) * is_first)
     _mark(ax, start, f"{start} keys", 0.02)
@@ -198,8 +189,8 @@ def _draw_stream(ax: Axes, model: ModelResults, *, is_first: bool) -> None:
 
 def _mark(ax: Axes, place: float, text: str, height: float) -> None:
     ax.axvline(place, color=figures.GREY, lw=0.9, ls=":")
-    where: Mapping[str, Any] = {"xycoords": ("data", "axes fraction"), "fontsize": 8}
-    figures.note(ax, text, (place, height), (3, 0), color=figures.GREY, **where)
+    where = {"xycoords": ("data", "axes fraction"), "fontsize": 8, "color": figures.GREY}
+    figures.note(ax, text, (place, height), (3, 0), **where)
 
 
 def draw_layers(models: Sequence[ModelResults]) -> Figure:
@@ -210,29 +201,28 @@ def draw_layers(models: Sequence[ModelResults]) -> Figure:
     return figure
 
 
-_MODEL_COLORS = dict(
-    zip(TITLES, (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PURPLE), strict=True)
-)
-_MODEL_MARKERS = dict(zip(TITLES, "D^os", strict=True))
+_MODEL_STYLES = {
+    name: {"color": color, "marker": marker}
+    for name, color, marker in zip(
+        TITLES, (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PURPLE), "D^os", strict=True
+    )
+}
+
+
+def _error_bars(
+    ax: Axes, x: Any, means: Any, errors: Any, color: str, marker: str, **options: Any
+) -> None:
+    style = {"color": color, "marker": marker, "ms": 5, "lw": 1.5, "elinewidth": 1}
+    ax.errorbar(x, means, errors, **{**style, **options})
 
 
 def _draw_costs(ax: Axes, models: Sequence[ModelResults]) -> None:
     policy = CUT_POLICIES[0]
     for model in models:
         costs = model.costs(policy)
-        depth = np.linspace(0, 1, len(costs))
-        error = costs.std(1, ddof=1) / np.sqrt(costs.shape[1]) if costs.shape[1] > 1 else None
-        ax.errorbar(
-            depth,
-            costs.mean(1),
-            error,
-            color=_MODEL_COLORS[model.name],
-            marker=_MODEL_MARKERS[model.name],
-            ms=4,
-            lw=1.2,
-            elinewidth=0.8,
-            label=model.title,
-        )
+        error = standard_error(costs) if costs.shape[1] > 1 else None
+        style = {**_MODEL_STYLES[model.name], "ms": 4, "lw": 1.2, "label": model.title}
+        _error_bars(ax, np.linspace(0, 1, len(costs)), costs.mean(1), error, **style)
     ax.axhline(0, color=figures.GREY, lw=0.9, ls=":")
     ax.set_yscale("symlog", linthresh=0.003)
     ax.set(
@@ -249,18 +239,13 @@ def _draw_correlations(ax: Axes, models: Sequence[ModelResults]) -> None:
     labels = [*words, "all three,\nmodel\nheld out"]
     for offset, model in enumerate(models):
         row = own[model.name]
-        found = [*row.single.values(), row.combined]
-        places = np.arange(len(found)) + 0.16 * (offset - (len(models) - 1) / 2)
-        for place, one in zip(places, found, strict=True):
+        for place, one in enumerate((*row.single.values(), row.combined)):
             if one is None or np.isnan(one.value):
                 continue
-            ax.plot([place, place], [one.low, one.high], color=_MODEL_COLORS[model.name], lw=1.6)
-            ax.plot(
-                place,
-                one.value,
-                _MODEL_MARKERS[model.name],
-                color=_MODEL_COLORS[model.name],
-                ms=6,
+            x = place + 0.16 * (offset - (len(models) - 1) / 2)
+            bar = [[one.value - one.low], [one.high - one.value]]
+            _error_bars(
+                ax, x, one.value, np.maximum(bar, 0), **_MODEL_STYLES[model.name], elinewidth=1.6
             )
     ax.axhline(0, color=figures.GREY, lw=0.9)
     ax.set_xticks(range(len(labels)), labels, fontsize=8)

@@ -1,7 +1,8 @@
 """What was measured of all models, the two claims model by model, and what the probes predict."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,7 @@ from scipy import stats
 from joma.common.paired import Paired, paired
 from joma.errors import JomaError
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments.sparse_inference.setting import (
-    CHUNKED,
+from joma.experiments.sparse_inference import (
     CUT_POLICIES,
     PARTS,
     POLICIES,
@@ -77,24 +77,17 @@ class ModelResults:
 
         At about 20% of the keys. A full cache, a window and sinks have the same loss in any chunks.
         """
-        losses: dict[str, Sequence[float]] = {}
-        for one in (policy, than):
-            if one in CHUNKED:
-                rows = self.parts["alone"]["rows"]
-                losses[one] = next(row for row in rows if row["policy"] == one)["nll"]
-            else:
-                losses[one] = self.row(one, 1.0 if one == "full" else self.middle)["nll"]
-        return paired(losses[policy], losses[than], "windows")
+        alone = {row["policy"]: row["nll"] for row in self.parts["alone"]["rows"]}
+        ours, others = (
+            alone.get(one) or self.row(one, 1.0 if one == "full" else self.middle)["nll"]
+            for one in (policy, than)
+        )
+        return paired(ours, others, "windows")
 
     @property
     def parameters(self) -> int:
         """Number of parameters."""
         return self.parts["text"]["parameters"]
-
-    @property
-    def first_mass(self) -> float:
-        """Attention on the first token, mean over layers."""
-        return float(np.mean(self.parts["layers"]["first"]))
 
     def stream_rise(self, policy: str) -> Paired:
         """Return how much higher the loss of a long stream is than with recomputed windows."""
@@ -261,7 +254,7 @@ def heavy_claim(model: ModelResults) -> str:
 
 
 def judge(models: Sequence[ModelResults], *, is_comparable: bool = True) -> Outcome:
-    """Return the verdict over models as large as the published ones, with every sentence.
+    """Return the verdict over models as large as the published ones, and a table of all.
 
     Args:
         models: What was measured.
@@ -270,118 +263,78 @@ def judge(models: Sequence[ModelResults], *, is_comparable: bool = True) -> Outc
     if not models:
         return Outcome(Verdict.INCOMPLETE, "no model was measured.")
     real = [model for model in models if model.parameters >= LEAST_PUBLISHED]
-    claims = [claim(model) for model in real for claim in (sinks_claim, heavy_claim)]
+    claims = {claim(model) for model in real for claim in (sinks_claim, heavy_claim)}
     verdict = Verdict.NOT_COMPARABLE
     if real and is_comparable:
         verdict = Verdict.INCOMPLETE
         if CONTRADICTED in claims:
             verdict = Verdict.DIFFERS
-        elif set(claims) == {SHOWN}:
+        elif claims == {SHOWN}:
             verdict = Verdict.AGREES
+    sizes = sorted(model.parameters / 1e6 for model in models)
+    each = f"{sizes[0]:.0f} to {sizes[-1]:.0f}" if len(sizes) > 1 else f"{sizes[0]:.0f}"
     finding = (
         f"a window alone breaks and sinks keep the loss: {_by_status(models, sinks_claim)}; "
         f"heavy hitters keep it at {models[0].middle:.0%} of the keys: "
-        f"{_by_status(models, heavy_claim)}. {_sizes(models)}"
+        f"{_by_status(models, heavy_claim)}. These models have {each} million parameters, and the "
+        "quality here is the loss: what holds of them may not hold of the models that the papers "
+        "measured."
     )
-    return Outcome(verdict, finding, table(models), tuple(_paragraphs(models)))
+    return Outcome(verdict, finding, table(models), (*map(_decides, models), EXPLAINED))
 
 
 def table(models: Sequence[ModelResults]) -> list[dict[str, Any]]:
     """Return loss, memory and speed of each policy at about 20%."""
     rows = []
-    for model in models:
-        for policy in ("full", *POLICIES):
-            share = 1.0 if policy == "full" else model.middle
-            row = model.row(policy, share)
-            rise = None if policy == "full" else model.rise(policy, share)
-            rows.append(
-                {
-                    "model": model.title,
-                    "cache": POLICY_TITLES[policy],
-                    "keys": row["keys"],
-                    "perplexity": round(float(np.exp(np.mean(row["nll"]))), 2),
-                    "rise, nats": "" if rise is None else _with_error(rise),
-                    "cache, kB": round(row["cache_bytes"] / 1000, 1),
-                    "tokens per CPU second": round(row["tokens_per_processor_second"]),
-                }
-            )
+    for model, policy in product(models, ("full", *POLICIES)):
+        full = policy == "full"
+        row = model.row(policy, 1.0 if full else model.middle)
+        rows.append(
+            {
+                "model": model.title,
+                "cache": POLICY_TITLES[policy],
+                "keys": row["keys"],
+                "perplexity": round(float(np.exp(np.mean(row["nll"]))), 2),
+                "rise, nats": "" if full else _with_error(model.rise(policy, model.middle)),
+                "cache, kB": round(row["cache_bytes"] / 1000, 1),
+                "tokens per CPU second": round(row["tokens_per_processor_second"]),
+            }
+        )
     return rows
 
 
-def _paragraphs(models: Sequence[ModelResults]) -> Iterable[str]:
-    for model in models:
-        yield _stream_sentence(model)
-        yield _heavy_sentence(model)
-    yield from _layer_sentences(models)
-    yield (
-        f"Shown: two standard errors lie below a rise of {KEPT} nats where quality is kept, above "
-        "it where a window breaks; contradicted: on the other side; else not decided. Heavy "
-        "hitters must also be clearly better than random keys with as many recent ones."
-    )
+EXPLAINED = (
+    f"Shown: two standard errors lie below a rise of {KEPT} nats where quality is kept, above it "
+    "where a window breaks; contradicted: on the other side; else not decided. Heavy hitters must "
+    "also be clearly better than random keys with as many recent ones."
+)
 
 
-def _stream_sentence(model: ModelResults) -> str:
+def _decides(model: ModelResults) -> str:
+    """Return the differences that decide both claims: those on a stream, and token by token."""
+    stream = [_with_error(model.stream_rise(one)) for one in ("window", "streaming", "full")]
     found = model.parts["stream"]
-    window, sinks, full = (model.stream_rise(one) for one in ("window", "streaming", "full"))
-    context, rows = found["context"], found["rows"]
-    beyond = context is not None and found["tokens"] > context
-    return (
-        f"{model.title}, {rows} stream{'' if rows == 1 else 's'} of {found['tokens']} tokens with "
-        f"{found['keys']} keys, against windows that are computed anew: a window alone "
-        f"{_with_error(window)}, with sinks {_with_error(sinks)}, the full cache "
-        f"{_with_error(full)} nats"
-        f"{f' (the model was trained on {context} tokens)' if beyond else ''}. StreamingLLM's "
-        f"claim is {sinks_claim(model)}; {model.first_mass:.0%} of the attention is on the first "
-        "token."
-    )
-
-
-def _heavy_sentence(model: ModelResults) -> str:
-    share = model.middle
-    against = [
+    context = found["context"]
+    trained = f", trained on {context}" if context and found["tokens"] > context else ""
+    against = (
         f"{POLICY_TITLES[other]} {_compared(model.rise_alone('heavy-hitter', other))}"
         for other in ("random-recent", "random", "window", "streaming")
-    ]
+    )
     return (
-        f"{model.title}, heavy hitters at {share:.0%} token by token: "
-        f"{_with_error(model.rise_alone('heavy-hitter'))} nats above the full cache; H2O's claim "
-        f"is {heavy_claim(model)}. Less other policies with as many keys: {', '.join(against)}."
+        f"{model.title}: on {found['rows']} × {found['tokens']} tokens with {found['keys']} "
+        f"keys{trained}, against windows that are computed anew, a window alone {stream[0]}, with "
+        f"sinks {stream[1]}, the full cache {stream[2]} nats. Heavy hitters at {model.middle:.0%}, "
+        f"token by token: {_with_error(model.rise_alone('heavy-hitter'))} nats above the full "
+        f"cache; less other policies with as many keys: {', '.join(against)}."
     )
 
 
-def _layer_sentences(models: Sequence[ModelResults]) -> Iterable[str]:
-    for row in layer_rankings(models):
-        single = ", ".join(f"{PREDICTORS[name]} {one}" for name, one in row.single.items())
-        combined = ""
-        if row.combined is not None:
-            combined = f"; all three, fitted on the other models, {row.combined}"
-        yield (
-            f"{TITLES[row.model]}, cost of one layer cut to {POLICY_TITLES[row.policy]}, Spearman "
-            f"with: {single}{combined}. Costs of one half of the windows with the other: "
-            f"{row.reliability:+.2f}."
-        )
-
-
-def _by_status(models: Sequence[ModelResults], claim: Any) -> str:
+def _by_status(models: Sequence[ModelResults], claim: Callable[[ModelResults], str]) -> str:
     found: dict[str, list[str]] = {}
     for model in models:
         found.setdefault(claim(model), []).append(model.title)
-    parts = [
-        f"{status} on {', '.join(found[status])}"
-        for status in (SHOWN, CONTRADICTED, BY_CHANCE, OPEN)
-        if status in found
-    ]
-    return "; ".join(parts)
-
-
-def _sizes(models: Sequence[ModelResults]) -> str:
-    """Return how large the models are, and so how far the claims are from what was published."""
-    found = [model.parameters / 1e6 for model in models]
-    each = f"{min(found):.0f} to {max(found):.0f}" if len(found) > 1 else f"{found[0]:.0f}"
-    return (
-        f"These models have {each} million parameters, and the quality here is the loss: what "
-        "holds of them may not hold of the models that the papers measured."
-    )
+    statuses = (SHOWN, CONTRADICTED, BY_CHANCE, OPEN)
+    return "; ".join(f"{one} on {', '.join(found[one])}" for one in statuses if one in found)
 
 
 def _is_above(rise: Paired) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from joma.common.progress import Progress
 from joma.data import corpus
 from joma.errors import JomaError
 from joma.experiments._experiment import Request
-from joma.experiments.sparse_inference.setting import (
+from joma.experiments.sparse_inference import (
     BLOCKS,
     CHUNKED,
     CUT_POLICIES,
@@ -24,12 +23,13 @@ from joma.experiments.sparse_inference.setting import (
     PARTS,
     POLICIES,
     RELU,
+    SMALL_MODELS,
     STORIES,
     StudySize,
     keys_of,
     policy_of,
 )
-from joma.inference.quality import TextLoss, attention_profiles, layer_costs, text_loss
+from joma.inference.quality import attention_profiles, layer_costs, text_loss
 from joma.models import Loaded, load
 from joma.runs import Run
 from joma.train import language
@@ -76,51 +76,18 @@ def path_of(name: str, request: Request) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def load_model(name: str, run: Run, size: StudySize, request: Request) -> Loaded | None:
-    """Return a model, None where it is not there; the ReLU model is trained where it is missing.
-
-    Args:
-        name: Name of the model.
-        run: Run of the group, in which the ReLU model is kept.
-        size: Size of the experiment.
-        request: What was asked of the experiment.
-    """
-    if name == RELU:
-        return load(trained_relu(run, size, request), device=request.device)
-    path = path_of(name, request)
-    if path is None:
-        return None
-    dtype = torch.float32 if name == STORIES else getattr(torch, size.dtype)
-    return load(path, device=request.device, dtype=dtype)
-
-
 def trained_relu(run: Run, size: StudySize, request: Request) -> Path:
     """Train the ReLU model unless it is there, and return its folder."""
-    relu = size.relu
+    relu, width = size.relu, size.relu.width
+    model = {"type": "opt", "hidden_size": width, "word_embed_proj_dim": width, "dropout": 0.0}
+    model |= {"ffn_dim": 4 * width, "max_position_embeddings": relu.context}
+    model |= {"num_hidden_layers": relu.layers, "num_attention_heads": relu.heads}
+    text = {"corpus": size.corpus, "tokenizer": "bpe", "vocabulary": relu.vocabulary}
+    rate = {"learning_rate": 2e-3, "warmup": min(50, relu.steps // 4)}
     sections = {
-        "model": {
-            "type": "opt",
-            "hidden_size": relu.width,
-            "word_embed_proj_dim": relu.width,
-            "ffn_dim": 4 * relu.width,
-            "num_hidden_layers": relu.layers,
-            "num_attention_heads": relu.heads,
-            "max_position_embeddings": relu.context,
-            "dropout": 0.0,
-        },
-        "data": {
-            "corpus": size.corpus,
-            "tokenizer": "bpe",
-            "vocabulary": relu.vocabulary,
-            "window": relu.context - 1,
-            "batch": relu.batch,
-        },
-        "optimizer": {
-            "learning_rate": 2e-3,
-            "warmup": min(50, relu.steps // 4),
-            "schedule": "cosine",
-            "final": 0.1,
-        },
+        "model": model,
+        "data": {**text, "window": relu.context - 1, "batch": relu.batch},
+        "optimizer": {**rate, "schedule": "cosine", "final": 0.1},
         "training": {"steps": relu.steps, "seed": request.seed},
         "checkpoints": {"schedule": [relu.steps]},
         "validation": {"every": 0},
@@ -136,16 +103,13 @@ def trained_relu(run: Run, size: StudySize, request: Request) -> Path:
 
 def texts_of(name: str, loaded: Loaded, size: StudySize, seed: int, progress: Progress) -> Texts:
     """Return what a model reads: the test text of the corpus, stories15M its own samples."""
-    window, longest = size.window, loaded.context or size.stream
-    count = size.windows_of(name)
-    if name == RELU:
-        # Learned positions end with the context: no stream can be longer.
+    window, rows, stream = size.window, size.stream_rows, size.stream
+    longest, count = loaded.context or stream, size.windows_of(name)
+    if name == RELU:  # learned positions end with the context: no stream can be longer
+        rows, stream = 4 * rows, longest
+    if name in (RELU, STORIES):
         window = min(window, longest)
-        rows, stream = 4 * size.stream_rows, longest
-    else:
-        rows, stream = size.stream_rows, size.stream
     if name == STORIES:
-        window = min(window, longest)
         parts = [count, size.probed, rows * -(-stream // window)]
         samples = sampled(loaded, sum(parts), window, seed, progress)
         judged, probed, rest = samples.split(parts)
@@ -153,10 +117,14 @@ def texts_of(name: str, loaded: Loaded, size: StudySize, seed: int, progress: Pr
         streams = rest.reshape(rows, -1)[:, :stream]
         return Texts(judged, probed, streams, "samples of the model itself")
     source = corpus(size.corpus)
-    test = source.read("test")
-    judged, _ = text_windows(loaded, test, window, count)
-    probed, _ = text_windows(loaded, source.read("valid"), window, size.probed)
-    streams, _ = text_windows(loaded, test, stream, rows)
+    judged, probed, streams = (
+        text_windows(loaded, source.read(split), length, number)[0]
+        for split, length, number in (
+            ("test", window, count),
+            ("valid", window, size.probed),
+            ("test", stream, rows),
+        )
+    )
     return Texts(judged, probed, streams, f"{size.corpus}, test")
 
 
@@ -214,26 +182,21 @@ LONG_CHUNK = 64
 
 def measure_model(run: Run, name: str, size: StudySize, request: Request) -> None:
     """Measure what is missing of a model that is there, in `groups/NAME` of the run."""
-    if name != RELU and path_of(name, request) is None:
+    path = path_of(name, request)
+    if name != RELU and path is None:
         return
     config = {**asdict(size), "model": name, "seed": request.seed}
     folder = run.path / "groups" / name
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
-    missing = [part for part in PARTS if read_part(own, part) is None]
+    missing = [part for part in PARTS if not (own.path / f"{part}.json").exists()]
     if missing:
-        loaded = load_model(name, own, size, request)
-        assert loaded is not None
+        dtype = torch.float32 if name in SMALL_MODELS else getattr(torch, size.dtype)
+        path = path or trained_relu(own, size, request)
+        loaded = load(path, device=request.device, dtype=dtype)
         texts = texts_of(name, loaded, size, request.seed, request.progress)
         study = ModelStudy(name, loaded, texts, size, request)
         for part in missing:
             own.write_json(part, getattr(study, part)())
-
-
-def read_part(run: Run, part: str) -> Any:
-    """Return what was measured, None where it was not."""
-    with suppress(JomaError):
-        return run.read_json(part)
-    return None
 
 
 class ModelStudy:
@@ -262,11 +225,10 @@ class ModelStudy:
         """Loss, bytes and time of every policy and budget."""
         cells = [("full", 1.0), *((one, s) for s in self.size.shares for one in POLICIES)]
         report = self._report("loss", len(cells))
-        loss = text_loss(self.model, self.texts.judged, chunk=LONG_CHUNK)
-        rows = [self._row("plain", 1.0, LONG_CHUNK, loss)]
-        for policy, share in cells:
-            rows.append(self._measured(policy, share, self.size.chunk))
-            report(len(rows) - 1)
+        rows = [self._row("plain", 1.0, LONG_CHUNK)]
+        for done, (policy, share) in enumerate(cells, 1):
+            rows.append(self._row(policy, share, self.size.chunk))
+            report(done)
         return {
             "rows": rows,
             "source": self.texts.source,
@@ -281,23 +243,20 @@ class ModelStudy:
 
         Nothing else shows them exactly as many keys as a window has.
         """
-        report = self._report("token by token", len(CHUNKED))
-        rows = []
+        report, rows = self._report("token by token", len(CHUNKED)), []
         for policy in CHUNKED:
-            rows.append(self._measured(policy, self.middle, 1))
+            rows.append(self._row(policy, self.middle, 1))
             report(len(rows))
         return {"rows": rows}
 
-    def _measured(self, policy: str, share: float, chunk: int) -> dict[str, Any]:
-        made = policy_of(policy, keys_of(share, self.length))
+    def _row(self, policy: str, share: float, chunk: int) -> dict[str, Any]:
+        keys = keys_of(share, self.length)
+        made = None if policy == "plain" else policy_of(policy, keys)
         loss = text_loss(self.model, self.texts.judged, made, chunk=chunk)
-        return self._row(policy, share, chunk, loss)
-
-    def _row(self, policy: str, share: float, chunk: int, loss: TextLoss) -> dict[str, Any]:
         return {
             "policy": policy,
             "share": share,
-            "keys": keys_of(share, self.length),
+            "keys": keys,
             "chunk": chunk,
             "nll": loss.by_window.tolist(),
             "cache_bytes": loss.cache_bytes,

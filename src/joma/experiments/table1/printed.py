@@ -19,12 +19,15 @@ from joma.experiments._frame import (
     TransformerGroup,
     train_cells,
 )
-from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1, figure
-from joma.experiments.table1.nodes import (
+from joma.experiments._tables import listed
+from joma.experiments.table1 import PUBLISHED_HIDDEN, PUBLISHED_RATES, TABLE1
+from joma.experiments.table1.results import (
     PLANTED,
     CellResults,
     collect,
     controls,
+    draw_table1,
+    draw_table1_training,
     planted_name,
     pooled_nodes,
     power,
@@ -138,13 +141,13 @@ def reproduce(run: Run, request: Request) -> Outcome:
     bounds = largest_possible(results.cells, size, request.seed)
     outcome = judge(results, bounds, has_published_size)
     made = tables(results.by_level, partial(_label, results), _published_of)
-    publish(run, TABLE1, outcome, figure.draw_table1(results), made)
+    publish(run, TABLE1, outcome, draw_table1(results), made)
     figures.save(
         run,
         "table1-training",
-        figure.draw_table1_training(results),
+        draw_table1_training(results),
         title="NCorr while the networks of Table 1 learn",
-        caption=" ".join(outcome.paragraphs[:2]),
+        caption=outcome.paragraphs[0],
     )
     return outcome
 
@@ -241,11 +244,6 @@ class Table1Networks(TransformerGroup):
         return found
 
 
-def _published(results: CellResults) -> np.ndarray:
-    """Return the published numbers of the cells that are done, (cells, 2)."""
-    return np.array([cell.published for cell in results.cells])
-
-
 def judge(results: CellResults, bounds: np.ndarray, has_published_size: bool) -> Outcome:
     """Return whether ours shows what was published, and what that is worth.
 
@@ -259,7 +257,8 @@ def judge(results: CellResults, bounds: np.ndarray, has_published_size: bool) ->
         has_published_size: Whether size and learning rate of the networks are published ones.
     """
     trained, untrained = (results.mean("ncorr", at)[:, :2] for at in (-1, 0))
-    close, before = (np.abs(own - _published(results)) <= CLOSE for own in (trained, untrained))
+    published = np.array([cell.published for cell in results.cells])
+    close, before = (np.abs(own - published) <= CLOSE for own in (trained, untrained))
     verdict = Verdict.NOT_COMPARABLE
     if results.cells != CELLS:
         verdict = Verdict.INCOMPLETE
@@ -274,12 +273,7 @@ def judge(results: CellResults, bounds: np.ndarray, has_published_size: bool) ->
         f"{pairs[0]} where trained ones read {pairs[1]} (s = 0, s = 1, mean over cells): training "
         f"adds {gain[0]:+.2f} and {gain[1]:+.2f} by its last step.",
         table=list(_rows(results, bounds)),
-        paragraphs=(
-            _what_training_adds(results),
-            _what_it_shows(results),
-            _power(results),
-            _what_differs(results, bounds),
-        ),
+        paragraphs=(_what_training_adds(results), _power(results)),
     )
 
 
@@ -302,90 +296,32 @@ def _rows(results: CellResults, bounds: np.ndarray) -> Iterable[dict[str, str]]:
 
 
 def _what_training_adds(results: CellResults) -> str:
+    """Return what training adds to NCorr and to its control, in words that the numbers choose."""
     after, before = (results.mean("held_out_classes", at)[:, :2].mean(0) for at in (-1, 0))
-    chance, counted = (
-        results.mean(name)[:, :2].mean(0) for name in ("shuffled_classes", "counted_classes")
-    )
+    counted = results.mean("counted_classes")[:, :2].mean(0)
     right = results.whole["accuracy"].mean((0, 2))
+    gains = (
+        f"{gain:+.2f} at s = {s}{'' if abs(gain) > CLOSE else ' (less than 0.05)'}"
+        for s, gain in enumerate(after - before)
+    )
     return (
         f"After {results.steps[-1]:,} steps the networks classify {right[-1]:.0%} of the samples "
-        f"right, before training {right[0]:.0%}. A node chosen on half of the classes correlates "
-        f"with its latent on the other half by {after[0]:.2f} at s = 0 and {after[1]:.2f} at s = 1 "
-        f"after training, {before[0]:.2f} and {before[1]:.2f} before it (over the "
-        f"{counted[0]:.1f} and {counted[1]:.1f} latents that vary in both halves). With the "
-        f"latents given to other classes, NCorr still reads {chance[0]:.2f} and {chance[1]:.2f}."
-    )
-
-
-def _what_it_shows(results: CellResults) -> str:
-    """Return what training adds to NCorr and to its control, in words that the numbers choose."""
-    changes = []
-    for measure, begin, what in (
-        ("ncorr", "Mean over cells", "NCorr"),
-        ("held_out_classes", "On classes that the node was not chosen on", "the correlation"),
-    ):
-        gains = (results.mean(measure) - results.mean(measure, 0))[:, :2].mean(0)
-        shown = " and ".join(
-            f"{gain:+.2f} at s = {s}{'' if abs(gain) > CLOSE else ' (less than 0.05)'}"
-            for s, gain in enumerate(gains)
-        )
-        changes.append(f"{begin}: training changes {what} by {shown}.")
-    by_samples = results.mean("held_out_samples")[:, :2].mean(0)
-    return (
-        f"{changes[0]} {changes[1]} Controls over samples cannot tell: on the "
-        f"other half of the samples the chosen nodes read {by_samples[0]:.2f} and "
-        f"{by_samples[1]:.2f}, for every half of the samples has every input."
+        f"right, before training {right[0]:.0%}. On classes that the node was not chosen on, "
+        f"training changes its correlation by {listed(gains)}, over the {counted[0]:.1f} and "
+        f"{counted[1]:.1f} latents that vary in both halves. Controls over samples cannot tell: "
+        "every half of the samples has every input."
     )
 
 
 def _power(results: CellResults) -> str:
-    """Return how much the control over classes reads of correlations that are there, by classes."""
-    texts = []
-    for classes in dict.fromkeys(cell.classes for cell in results.cells):
-        own = [cell.classes == classes for cell in results.cells]
-        levels = []
-        for s in range(2):
-            read = [
-                f"{results.mean(planted_name(known))[own, s].mean():.2f} of {known:g}"
-                for known in PLANTED
-            ]
-            levels.append(f"s = {s} {', '.join(read)}")
-        texts.append(f"C = {classes}: {'; '.join(levels)}")
+    """Return how much the control over classes reads of correlations that are there."""
+    read = {known: results.mean(planted_name(known))[:, :2].mean(0) for known in PLANTED}
+    levels = (
+        f"at s = {s} {', '.join(f'{own[s]:.2f} of {known:g}' for known, own in read.items())}"
+        for s in range(2)
+    )
     return (
         "Power of the control over classes: with one more node for each latent in these trained "
-        f"networks, of a known correlation with it over all classes, it reads at "
-        f"{'. '.join(texts)}. What it does not read may still be there."
+        "networks, of a known correlation with it over all classes, it reads "
+        f"{'; '.join(levels)}. What it does not read may still be there."
     )
-
-
-def _what_differs(results: CellResults, bounds: np.ndarray) -> str:
-    """Return where ours lies from what was published, and what bears on it."""
-    over_time, chance = (
-        results.by_level[name][:, 1].mean((0, 2)) for name in ("ncorr", "shuffled_classes")
-    )
-    best = int(over_time.argmax())
-    sentences = [
-        f"At s = 1 the mean over cells goes from {over_time[0]:.2f} to {over_time[best]:.2f} after "
-        f"{results.steps[best]:,} steps, its highest, and {over_time[-1]:.2f} at the end; with the "
-        f"latents given to other classes from {chance[0]:.2f} to {chance[best]:.2f} and "
-        f"{chance[-1]:.2f}."
-    ]
-    published, largest = _published(results), bounds[:, :2].mean(-1)
-    gap = results.mean("ncorr")[:, :2] - published
-
-    def named(places: np.ndarray) -> Iterable[tuple[str, int, int]]:
-        return ((results.cells[i].name, i, s) for i, s in np.argwhere(places))
-
-    unlike = [f"{name} {gap[i, s]:+.2f} at s = {s}" for name, i, s in named(np.abs(gap) > CLOSE)]
-    beyond = [
-        f"{name} at s = {s} ({published[i, s]:.2f} against at most {largest[i, s]:.2f})"
-        for name, i, s in named(published > largest)
-    ]
-    if unlike:
-        sentences.append(f"Further than {CLOSE:g} from the published mean: {'; '.join(unlike)}.")
-    if beyond:
-        sentences.append(
-            "Latents that no class uses count as 0, and with those of the hierarchies drawn here "
-            f"NCorr cannot reach what was published of {'; '.join(beyond)}."
-        )
-    return " ".join(sentences)

@@ -16,13 +16,21 @@ from joma.experiments._frame import (
     NetworkCell,
     NetworkSize,
     TransformerGroup,
-    columns,
     groups_done,
     read_metric,
     train_cells,
 )
-from joma.experiments.table1 import TABLE1_HBLT, figure
-from joma.experiments.table1.nodes import CellResults, collect, controls, pooled_nodes, tables
+from joma.experiments._tables import columns
+from joma.experiments.table1 import TABLE1_HBLT
+from joma.experiments.table1.results import (
+    CellResults,
+    collect,
+    controls,
+    draw_trees,
+    draw_trees_training,
+    pooled_nodes,
+    tables,
+)
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import held_out, ncorr
@@ -118,11 +126,11 @@ def reproduce(run: Run, request: Request) -> Outcome:
         **tables(measured, partial(_label, results)),
         "every": _every_table(results, every),
     }
-    publish(run, TABLE1_HBLT, outcome, figure.draw_trees(results), made)
+    publish(run, TABLE1_HBLT, outcome, draw_trees(results), made)
     figures.save(
         run,
         "table1-hblt-training",
-        figure.draw_trees_training(results),
+        draw_trees_training(results),
         title="NCorr while networks learn from HBLT(ρ)",
         caption="\n".join(outcome.paragraphs),
     )
@@ -298,10 +306,9 @@ def judge(results: CellResults, every: Mapping[str, np.ndarray], samples: int) -
         f"depth, ρ and level, classes included{order}.",
         table=list(_rows(results, learned)),
         paragraphs=(
-            _by_depth(results, learned),
             _order(results, learned),
-            *_every_layer(results, every),
-            _controls(results, learned, samples),
+            _every_layer(results, every),
+            _controls(results, samples),
         ),
     )
 
@@ -321,87 +328,64 @@ def _rows(results: CellResults, learned: Learned) -> Iterable[dict[str, str]]:
         }
 
 
-def _by_depth(results: CellResults, learned: Learned) -> str:
-    """Return what training adds at each depth and level, means over ρ, and the accuracy."""
-    rows = np.array([(results.cells[i].depth, s) for i, s in learned.rows])
-    texts = []
-    for depth in dict.fromkeys(rows[:, 0]):
-        levels = []
-        for s in range(depth):
-            own = (rows == (depth, s)).all(-1)
-            before, after, possible = (
-                values[own].mean() for values in (learned.before, learned.after, learned.possible)
-            )
-            level = TreeCell(depth, 1).level(s)
-            levels.append(f"{level}: {before:.2f} → {after:.2f} of {possible:.2f}")
-        texts.append(f"at depth {depth} {', '.join(levels)}")
-    right, best = results.whole["accuracy"].mean((0, 2)), results.whole["best_accuracy"][:, 0]
-    return (
-        f"Untrained → trained on new samples, of what a perfect observer gets, means over ρ: "
-        f"{'; '.join(texts)}. The networks name the class of {right[-1]:.0%} of the samples after "
-        f"{results.steps[-1]:,} steps, {right[0]:.0%} before; the best guess from the sequence is "
-        f"right in {best.mean():.0%}, as {CLASSES} classes share {min(CLASSES, 2**BRANCHING)} "
-        f"settings of the {BRANCHING} top latents."
-    )
-
-
 def _order(results: CellResults, learned: Learned) -> str:
     """Return whether lower levels are learned earlier than those above them.
 
     A level is half learned at the first measurement at which NCorr has half of what it gains.
     """
-    undecided = "Which level is learned first cannot be decided: "
     pairs, raised, curve = learned.pairs, learned.raised, learned.curve
-    if not len(pairs):
-        return f"{undecided}no tree here has two."
     both = pairs[raised[pairs] & raised[pairs + 1]]
     if not len(both):
-        return f"{undecided}of two neighbouring ones, in no pair training clearly adds to both."
+        return (
+            "Which level is learned first cannot be decided: of two neighbouring ones, in no pair "
+            "training clearly adds to both."
+        )
     half_way = (curve >= (curve[:, :1] + curve[:, -1:]) / 2).argmax(-1)
     later = half_way[both + 1] - half_way[both]
     earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
     verdict = "no order can be seen"
     if 2 * max(earlier, after) > len(both):
         verdict = f"the {'lower' if earlier > after else 'upper'} level comes first"
-    before = int(np.searchsorted(results.steps, results.steps[-1] / 2))
-    late = (curve[:, -1] - curve[:, before])[raised]
-    whole = (curve[:, -1] - curve[:, 0])[raised]
     return (
         f"Which level is learned first, each in the layer of its number: in the {len(both)} pairs "
         f"of neighbouring ones where training clearly adds to both, the lower one has half of its "
         f"gain at an earlier measurement in {earlier}, at the same in {same} and at a later one in "
-        f"{after}; {verdict}. Half is of what is gained by step {results.steps[-1]:,}: "
-        f"{late.sum() / whole.sum():.0%} of all gains come after step {results.steps[before]:,}."
+        f"{after}; {verdict}."
     )
 
 
-def _every_layer(results: CellResults, every: Mapping[str, np.ndarray]) -> Iterable[str]:
+def _every_layer(results: CellResults, every: Mapping[str, np.ndarray]) -> str:
     """Return what training adds to every level in every layer, which separates level from layer."""
     kept = every[EVERY[1]]
     gain = (kept[..., -1, :] - kept[..., 0, :]).mean(-1)
-    texts, more, highest = [], [], []
-    for depth in dict.fromkeys(cell.depth for cell in results.cells):
-        own = gain[[cell.depth == depth for cell in results.cells], :depth, :depth]
-        levels = (
-            f"{TreeCell(depth, 1).level(s)} {', '.join(f'{value:+.2f}' for value in row)}"
-            for s, row in enumerate(own.mean(0))
-        )
-        texts.append(f"depth {depth}: {'; '.join(levels)}")
-        more.append((own[:, 1:] > own[:, :-1]).reshape(len(own), depth - 1, depth))
-        highest.append(own.argmax(-1).ravel() == depth - 1)
-    yield (
-        "Every level in every layer, what training adds on new samples from the lowest layer up, "
-        f"means over ρ: {'. '.join(texts)}."
-    )
-    latents = np.concatenate([one[:, :-1].ravel() for one in more])
-    classes = np.concatenate([one[:, -1].ravel() for one in more])
-    top = np.concatenate(highest)
-    counts = [f"{latents.sum()} of {latents.size} where it is of latents"] if latents.size else []
-    counts.append(f"{classes.sum()} of {classes.size} where it is the class")
-    yield (
+    more, of_classes, in_top = [], [], []
+    for cell, own in zip(results.cells, gain, strict=True):
+        levels = own[: cell.depth, : cell.depth]
+        upper_gains_more = levels[1:] > levels[:-1]
+        more += upper_gains_more[:-1].ravel().tolist()
+        of_classes += upper_gains_more[-1].tolist()
+        in_top += (levels.argmax(-1) == cell.depth - 1).tolist()
+    counts = [f"{sum(more)} of {len(more)} where it is of latents"] if more else []
+    counts.append(f"{sum(of_classes)} of {len(of_classes)} where it is the class")
+    return (
         "In one and the same layer the upper of two neighbouring levels gains more in "
-        f"{', '.join(counts)}; a level gains most in the top layer in {top.sum()} of {top.size} "
-        "rows of depth, ρ and level."
+        f"{', '.join(counts)}; a level gains most in the top layer in {sum(in_top)} of "
+        f"{len(in_top)} rows of depth, ρ and level."
+    )
+
+
+def _controls(results: CellResults, samples: int) -> str:
+    classes, chance = (
+        np.nanmean(results.at(measure)) for measure in ("held_out_classes", "shuffled_samples")
+    )
+    right, best = results.whole["accuracy"].mean((0, 2)), results.whole["best_accuracy"][:, 0]
+    distinct = results.whole["distinct"][:, 0].mean(-1)
+    return (
+        f"Controls, trained: with the node chosen on the other half of the classes NCorr is "
+        f"{classes:.2f}, with latents shuffled over samples {chance:.2f}. The networks name the "
+        f"class of {right[-1]:.0%} of the samples, {right[0]:.0%} before training; the best guess "
+        f"from the sequence is right in {best.mean():.0%}. The {samples:,} samples of a tree hold "
+        f"from {distinct.min():,.0f} to {distinct.max():,.0f} different sequences."
     )
 
 
@@ -414,19 +398,3 @@ def _every_table(results: CellResults, every: Mapping[str, np.ndarray]) -> dict[
             value = float(values[i, s, layer, at, seed])
             rows.append({**where, "measure": measure, "value": value})
     return columns(rows)
-
-
-def _controls(results: CellResults, learned: Learned, samples: int) -> str:
-    place = tuple(zip(*learned.rows, strict=True))
-    same, other, classes, chance = (
-        np.nanmean(results.by_level[measure][place][:, -1])
-        for measure in ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples")
-    )
-    distinct = results.whole["distinct"][:, 0].mean(-1)
-    return (
-        f"Controls, trained: NCorr with the node chosen on the samples it is measured on is "
-        f"{same:.2f}, chosen on the other half of the samples {other:.2f}, of the classes "
-        f"{classes:.2f}, with latents shuffled over samples {chance:.2f}. (Latents differ within a "
-        f"class, so they cannot be shuffled over classes.) The {samples:,} samples of a tree hold "
-        f"from {distinct.min():,.0f} to {distinct.max():,.0f} different sequences."
-    )

@@ -1,7 +1,6 @@
 """Theorem 5 and Eqn 8 of JoMA: how often two tokens of a hierarchy occur together."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -79,17 +78,12 @@ def reproduce(run: Run, request: Request) -> Outcome:
     data = compute(request.seed)
     outcome = judge(data)
     heights, epsilons = np.meshgrid(NEAR_ONE_HEIGHTS, EPSILON, indexing="ij")
-    near_one = {name: getattr(data, name) for name in ("exact", "limit_error", "expansion_error")}
-    columns = {"height": heights, "epsilon": epsilons, **near_one}
+    near_one = {"height": heights, "epsilon": epsilons}
+    near_one |= {name: getattr(data, name) for name in ("exact", "limit_error", "expansion_error")}
+    by_height = ("derived", "printed", "sampled", "standard_error")
     tables = {
-        "cooccurrence": {
-            "height": HEIGHTS,
-            "derived": data.derived,
-            "printed": data.printed,
-            "sampled": data.sampled,
-            "standard_error": data.standard_error,
-        },
-        "near_one": {name: values.ravel() for name, values in columns.items()},
+        "cooccurrence": {"height": HEIGHTS, **{name: getattr(data, name) for name in by_height}},
+        "near_one": {name: values.ravel() for name, values in near_one.items()},
     }
     figure, axes = figures.new(9.2, 3.9, 1, 2)
     _draw_theorem(axes[0], data)
@@ -120,50 +114,31 @@ def _orders(error: np.ndarray) -> np.ndarray:
 def _draw_theorem(ax: Axes, data: CooccurrenceData) -> None:
     ax.plot(HEIGHTS, data.derived, "-o", color=figures.BLUE, label="derived ρ₀", ms=5)
     ax.plot(HEIGHTS, data.printed, "--s", color=figures.VERMILLION, label="printed ρ₀", ms=5)
-    ax.errorbar(
-        HEIGHTS,
-        data.sampled,
-        4 * data.standard_error,
-        fmt="_",
-        color=figures.BLACK,
-        capsize=5,
-        markersize=11,
-        elinewidth=1.2,
-        zorder=3,
-        label=f"{SAMPLES:,} sampled trees, ± 4 SE",
-    )
-    ax.set(
-        title=f"Theorem 5, L = {DEPTH}, ρ = {RHO:g}",
-        xlabel="height H of the common ancestor",
-        ylabel="P[token l occurs | token m occurs]",
-        xticks=HEIGHTS,
-        xlim=(0.7, DEPTH - 0.7),
-        ylim=(0.4, 0.95),
-    )
+    bars = {"fmt": "_", "color": figures.BLACK, "capsize": 5, "ms": 11, "elinewidth": 1.2}
+    label = f"{SAMPLES:,} sampled trees, ± 4 SE"
+    ax.errorbar(HEIGHTS, data.sampled, 4 * data.standard_error, label=label, zorder=3, **bars)
+    ax.set(title=f"Theorem 5, L = {DEPTH}, ρ = {RHO:g}", xlabel="height H of the common ancestor")
+    ax.set(ylabel="P[token l occurs | token m occurs]", ylim=(0.4, 0.95))
+    ax.set(xticks=HEIGHTS, xlim=(0.7, DEPTH - 0.7))
     ax.legend(loc="upper right")
 
 
 def _draw_limit(ax: Axes, data: CooccurrenceData) -> None:
-    styles: dict[int, dict[str, Any]] = {
-        1: {"ls": "-", "marker": "o", "ms": 4.5},
-        3: {"ls": "--", "marker": "D", "ms": 4},
-    }
-    for error, color, name in [
+    for errors, color, name in (
         (data.limit_error, figures.VERMILLION, "1 − H/L (printed)"),
         (data.expansion_error, figures.BLUE, "with the term in ε (derived)"),
-    ]:
-        for i, height in enumerate(NEAR_ONE_HEIGHTS):
+    ):
+        for height, error, style in zip(NEAR_ONE_HEIGHTS, errors, ("-o", "--D"), strict=True):
             label = f"{name}, H = {height}"
-            ax.loglog(EPSILON, error[i], color=color, label=label, **styles[height])
+            ax.loglog(EPSILON, error, style, color=color, label=label, ms=4.5)
     ends = EPSILON[[0, -1]]
-    for order, anchor, at, offset in [(1, 1.6, 0.004, (-8, 9)), (2, 0.045, 0.06, (8, -12))]:
+    for order, anchor, at, offset, side in (
+        (1, 1.6, 0.004, (-8, 9), "right"),
+        (2, 0.045, 0.06, (8, -12), "left"),
+    ):
         ax.loglog(ends, anchor * ends**order, ":", color=figures.GREY, lw=1.3)
-        side = {"ha": "right" if order == 1 else "left", "color": figures.GREY}
-        figures.note(ax, f"slope {order}", (at, anchor * at**order), offset, **side)
-    ax.set(
-        title=f"Eqn 8, ρ = ρ₀ = 1 − ε, L = {DEPTH}",
-        xlabel="ε",
-        ylabel="|approximation − exact|",
-        ylim=(1e-8, 1),
-    )
+        place = (at, anchor * at**order)
+        figures.note(ax, f"slope {order}", place, offset, ha=side, color=figures.GREY)
+    ax.set(title=f"Eqn 8, ρ = ρ₀ = 1 − ε, L = {DEPTH}", ylabel="|approximation − exact|")
+    ax.set(xlabel="ε", ylim=(1e-8, 1))
     ax.legend(loc="lower right", fontsize=8)

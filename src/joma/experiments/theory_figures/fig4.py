@@ -108,14 +108,11 @@ def _draw_entropy(ax: Axes, curves: Fig4Curves, *, log: bool) -> None:
     text = f"lowest: {curves.entropy[low]:.2f} at t = {curves.t[low]:.3g}"
     offset, side = ((-9, 8), "right") if log else ((0, -16), "left")
     figures.note(ax, text, (curves.t[low], curves.entropy[low]), offset, ha=side)
-    ax.set(
-        title=f"entropy of the attention softmax({'v²' if log else 'v²/3'})",
-        ylabel="entropy (nats)",
-        ylim=(-0.08, np.log(COMPONENTS) * 1.05),
-    )
-    ax.axhline(np.log(COMPONENTS), color=figures.GREY, lw=0.9, ls=":")
-    edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
-    figures.note(ax, "uniform", (1, np.log(COMPONENTS)), (-2, -11), **edge)
+    uniform = np.log(COMPONENTS)
+    ax.set(ylabel="entropy (nats)", ylim=(-0.08, uniform * 1.05))
+    ax.set_title(f"entropy of the attention softmax({'v²' if log else 'v²/3'})")
+    ax.axhline(uniform, color=figures.GREY, lw=0.9, ls=":")
+    figures.level(ax, uniform, "uniform", "right", up=-11)
     _time_axis(ax, curves, log)
 
 

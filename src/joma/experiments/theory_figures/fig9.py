@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments._tables import columns, concatenated
 from joma.experiments.theory_figures import FIG9
 from joma.report import figures
 from joma.runs import Run
@@ -59,14 +60,12 @@ def reproduce(run: Run, request: Request) -> Outcome:
     del request
     curves = {name: trace(marginal) for name, marginal in FAMILIES.items()}
     outcome = judge(curves)
-    rows = [(name, *point) for name, c in curves.items() for point in c.points]
-    names = ("family", "s_minus", "s_plus", "ratio")
+    points = [{"family": name, **p._asdict()} for name, c in curves.items() for p in c.points]
     tables = {
-        "curves": {
-            "family": np.repeat(list(curves), [c.s.size for c in curves.values()]),
-            **{name: np.concatenate([getattr(c, name) for c in curves.values()]) for name in "syg"},
-        },
-        "critical_points": dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
+        "curves": concatenated(
+            {"family": name, "s": c.s, "y": c.y, "g": c.g} for name, c in curves.items()
+        ),
+        "critical_points": columns(points),
     }
     figure, axes = figures.new(11.4, 3.9, 1, 3)
     for ax, (name, c) in zip(axes, curves.items(), strict=True):

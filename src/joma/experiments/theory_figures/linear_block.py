@@ -1,7 +1,6 @@
 """Figs. 2 and 3 of JoMA: a block with linear activation, softmax attention and cross-entropy."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -98,25 +97,27 @@ def correlations(trained: TrainedBlock) -> dict[str, np.ndarray]:
 
 def judge_fig2(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcome:
     """Agreement: once settled, the whole correlates above .9 on average, either part .15 less."""
+    names = ("whole", "own", "shared", "whole_centered", "own_centered", "predicted", "memory")
     late = steps >= SETTLED
-    agrees, each, control, predicted, remembered = True, [], [], [], []
+    rows, each, agrees = [], [], True
     for kind, curve in curves.items():
-        mean = {name: float(np.mean(values[late])) for name, values in curve.items()}
+        mean = {name: float(np.mean(curve[name][late])) for name in names}
         part = max(abs(mean["own"]), abs(mean["shared"]))
         agrees = agrees and mean["whole"] > 0.9 and part < mean["whole"] - 0.15
-        each.append(f"{kind} data: whole {mean['whole']:.3f}, the better part {part:.3f}")
-        control.append(
-            f"{kind} {mean['own_centered']:.3f} against {mean['whole_centered']:.3f} of the whole"
+        rows.append({"data": kind, **{name: round(value, 3) for name, value in mean.items()}})
+        each.append(
+            f"{kind} data: whole {mean['whole']:.3f}, the better part {part:.3f} (with means "
+            f"removed {mean['own_centered']:.3f} against {mean['whole_centered']:.3f} of the whole)"
         )
-        predicted.append(f"{mean['predicted']:.3f}")
-        remembered.append(f"{mean['memory']:.3f}")
     return Outcome(
         Verdict.of(agrees),
-        f"mean correlation from step {SETTLED} on, {'; '.join(each)}. But that contrast is mostly "
-        "one of means: the correlation does not remove them, and z has mean 0 where ½Σv² has not. "
-        f"With means removed ½Σv² alone reaches {', '.join(control)}. The softmax law with memory "
-        f"predicts the whole's correlation from v(t) alone, {' and '.join(predicted)}; the "
-        f"correlation of that law with z is {' and '.join(remembered)}.",
+        f"mean correlation from step {SETTLED} on, {'; '.join(each)}. That contrast is mostly one "
+        "of means: the correlation does not remove them, and z has mean 0 where ½Σv² has not.",
+        rows,
+        (
+            "Predicted: the whole's correlation from v(t) alone, by the softmax law with memory; "
+            "memory: the correlation of that law with z.",
+        ),
     )
 
 
@@ -128,12 +129,9 @@ def reproduce_fig2(run: Run, request: Request) -> Outcome:
         trained = train(kind, request.seed)
         steps, curves[kind] = trained.steps, correlations(trained)
         tables[f"correlation_{kind}"] = {"step": steps, **curves[kind]}
-        tokens, classes = np.indices(trained.x.shape)
-        tables[f"frequencies_{kind}"] = {
-            "token": tokens.ravel(),
-            "class": classes.ravel(),
-            "frequency": trained.x.ravel(),
-        }
+        places = zip(("token", "class"), np.indices(trained.x.shape), strict=True)
+        frequencies = {"frequency": trained.x.ravel()}
+        tables[f"frequencies_{kind}"] = {name: of.ravel() for name, of in places} | frequencies
         _draw_data(figure, row[0], trained.x, kind)
         _draw_correlations(row[1], steps, curves[kind])
     # Both panels have the same lines; in the lower one the band would run behind a legend.
@@ -155,27 +153,18 @@ def _draw_data(figure: Figure, ax: Axes, x: np.ndarray, kind: str) -> None:
 
 
 def _draw_correlations(ax: Axes, steps: np.ndarray, curves: dict[str, np.ndarray]) -> None:
-    band = {"color": figures.BLUE, "alpha": 0.15, "lw": 0}
+    low, high = curves["predicted_low"], curves["predicted_high"]
     label = "predicted by the law with memory"
-    ax.fill_between(steps, curves["predicted_low"], curves["predicted_high"], label=label, **band)
-    styles: dict[str, tuple[str, dict[str, Any]]] = {
-        "whole": ("½Σ(v² − ‖v‖²b̄), the invariant", {"color": figures.BLUE, "lw": 2.4}),
-        "own": ("½Σv² alone", {"color": figures.VERMILLION, "ls": "--"}),
-        "own_centered": (
-            "½Σv² alone, means removed",
-            {"color": figures.VERMILLION, "ls": ":", "lw": 1.4},
-        ),
-        "shared": ("−½Σ‖v‖²b̄ alone", {"color": figures.GREEN, "ls": "-."}),
-    }
-    for name, (label, style) in styles.items():
-        ax.plot(steps, curves[name], label=label, **style)
-    ax.set(
-        title="correlation with the attention logits z(t)",
-        xlabel="gradient step",
-        ylabel="normalised correlation",
-        ylim=(-1.05, 1.05),
-        xlim=(0, steps[-1]),
-    )
+    ax.fill_between(steps, low, high, label=label, color=figures.BLUE, alpha=0.15, lw=0)
+    for name, label, color, style, width in (
+        ("whole", "½Σ(v² − ‖v‖²b̄), the invariant", figures.BLUE, "-", 2.4),
+        ("own", "½Σv² alone", figures.VERMILLION, "--", 1.8),
+        ("own_centered", "½Σv² alone, means removed", figures.VERMILLION, ":", 1.4),
+        ("shared", "−½Σ‖v‖²b̄ alone", figures.GREEN, "-.", 1.8),
+    ):
+        ax.plot(steps, curves[name], style, label=label, color=color, lw=width)
+    ax.set(title="correlation with the attention logits z(t)", ylabel="normalised correlation")
+    ax.set(xlabel="gradient step", ylim=(-1.05, 1.05), xlim=(0, steps[-1]))
     ax.axhline(0, color=figures.GREY, lw=0.8)
 
 
@@ -206,35 +195,29 @@ def judge_fig3(first: dict[str, np.ndarray]) -> Outcome:
 
 def reproduce_fig3(run: Run, request: Request) -> Outcome:
     """Train both blocks of Fig. 2 and draw v₀."""
-    trained = {kind: train(kind, request.seed) for kind in TITLES}
-    first = {kind: own.path.v[:, :, 0] for kind, own in trained.items()}
-    outcome = judge_fig3(first)
-    tables = {}
+    first, tables = {}, {}
     figure, axes = figures.new(10.4, 4.2, 1, 2)
-    for ax, (kind, v) in zip(axes, first.items(), strict=True):
-        steps = trained[kind].steps
-        columns = {f"v{token}": v[:, token] for token in range(v.shape[1])}
-        tables[f"v0_{kind}"] = {"step": steps, **columns}
-        _draw_growth(ax, steps, v, kind)
+    for ax, kind in zip(axes, TITLES, strict=True):
+        trained = train(kind, request.seed)
+        first[kind] = v = trained.path.v[:, :, 0]
+        components = {f"v{token}": own for token, own in enumerate(v.T)}
+        tables[f"v0_{kind}"] = {"step": trained.steps, **components}
+        _draw_growth(ax, trained.steps, v, kind)
+    outcome = judge_fig3(first)
     publish(run, FIG3, outcome, figure, tables)
     return outcome
 
 
 def _draw_growth(ax: Axes, steps: np.ndarray, v: np.ndarray, kind: str) -> None:
-    color = figures.BLUE
+    grown = {"color": figures.BLUE, "lw": 2.2}
+    saturated = {"color": "#b5b5b5", "lw": 1.1, "zorder": 1}
     for token, grows in enumerate(still_growing(v)):
+        ax.plot(steps, v[:, token], **(grown if grows else saturated))
         if grows:
-            ax.plot(steps, v[:, token], color=color, lw=2.2)
-            text = {"va": "center", "color": color, "fontsize": 8, "annotation_clip": False}
+            text = {"va": "center", "color": figures.BLUE, "fontsize": 8, "annotation_clip": False}
             figures.note(ax, f"token {token}", (steps[-1], v[-1, token]), (4, 0), **text)
-        else:
-            ax.plot(steps, v[:, token], color="#b5b5b5", lw=1.1, zorder=1)
-    ax.plot([], [], color=color, lw=2.2, label="still growing")
-    ax.plot([], [], color="#b5b5b5", lw=1.1, label="saturated")
-    ax.set(
-        title=f"{kind}: {TITLES[kind]}",
-        xlabel="gradient step",
-        ylabel="components of v₀ (node of class 0)",
-        xlim=(0, steps[-1] * 1.13),
-    )
+    ax.plot([], [], label="still growing", **grown)
+    ax.plot([], [], label="saturated", **saturated)
+    ax.set(title=f"{kind}: {TITLES[kind]}", ylabel="components of v₀ (node of class 0)")
+    ax.set(xlabel="gradient step", xlim=(0, steps[-1] * 1.13))
     ax.legend(loc="upper left")

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments._tables import concatenated
 from joma.experiments.theory_figures import SCAN_SNAP
 from joma.report import figures
 from joma.runs import Run
@@ -55,16 +56,31 @@ def compute(seed: int) -> ScanSnapData:
     """Three settings, each on the flow and on sequences of finite length."""
     rng = np.random.default_rng(seed)
     t = np.concatenate([[0.0], np.geomspace(0.05, 1e7, 160)])
+
+    def both(
+        corpus: ScanSnapCorpus, times: np.ndarray, end: float, step: float, rates: dict[str, Any]
+    ) -> tuple[ScanSnapTrajectory, ScanSnapTrajectory]:
+        """Return the flow, and training on sequences with steps of `step` of its time."""
+        steps = round(end / step)
+        own = {name: step * rate for name, rate in rates.items()}
+        every = max(1, steps // 2000)
+        run = scan_snap.train_on_samples(corpus, LENGTH, steps, BATCH, rng=rng, every=every, **own)
+        sampled = ScanSnapTrajectory(corpus, run.t * step, run.z, run.y, run.b)
+        return scan_snap.evolve(corpus, times, **rates), sampled
+
     return ScanSnapData(
-        logits=(
-            scan_snap.evolve(CLASSES, np.linspace(0, END, 200), **RATES),
-            _sampled(CLASSES, END, 0.05, RATES, rng),
-        ),
-        entropy={eta_y: _both(SPREAD.corpus, t[t < 1e5], eta_y, rng) for eta_y in DECODER_RATES},
-        phases=(
-            scan_snap.evolve(PHASES.corpus, t, **PHASE_RATES),
-            _sampled(PHASES.corpus, 300.0, 0.1, PHASE_RATES, rng),
-        ),
+        logits=both(CLASSES, np.linspace(0, END, 200), END, 0.05, RATES),
+        entropy={
+            eta_y: both(
+                SPREAD.corpus,
+                t[t < 1e5],
+                0.5 * END,
+                0.5 / max(eta_y, 5),
+                {"eta_y": eta_y, "eta_z": ENTROPY_ETA_Z},
+            )
+            for eta_y in DECODER_RATES
+        },
+        phases=both(PHASES.corpus, t, 300.0, 0.1, PHASE_RATES),
     )
 
 
@@ -119,34 +135,6 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def _sampled(
-    corpus: ScanSnapCorpus, end: float, step: float, rates: dict[str, Any], rng: np.random.Generator
-) -> ScanSnapTrajectory:
-    """Training on sequences with steps of `step` units of the flow's time."""
-    steps = round(end / step)
-    run = scan_snap.train_on_samples(
-        corpus,
-        LENGTH,
-        steps,
-        BATCH,
-        eta_y=step * rates["eta_y"],
-        eta_z=step * rates["eta_z"],
-        rng=rng,
-        every=max(1, steps // 2000),
-    )
-    return ScanSnapTrajectory(corpus, run.t * step, run.z, run.y, run.b)
-
-
-def _both(
-    corpus: ScanSnapCorpus, t: np.ndarray, eta_y: float, rng: np.random.Generator
-) -> tuple[ScanSnapTrajectory, ScanSnapTrajectory]:
-    rates: dict[str, Any] = {"eta_y": eta_y, "eta_z": ENTROPY_ETA_Z}
-    return (
-        scan_snap.evolve(corpus, t, **rates),
-        _sampled(corpus, 0.5 * END, 0.5 / max(eta_y, 5), rates, rng),
-    )
-
-
 def _anchor(data: ScanSnapData) -> tuple[float, float]:
     """100 t₀, or the next time computed, and B there."""
     flow = data.phases[0]
@@ -172,17 +160,17 @@ def _slopes(data: ScanSnapData) -> tuple[float, float, float]:
     return float(slope[t[1:] <= data.snap].max()), float(slope[-1]), float(correlation**2)
 
 
-def _tables(data: ScanSnapData) -> dict[str, dict[str, np.ndarray]]:
-    tables = {}
-    for table, pairs in {
+def _tables(data: ScanSnapData) -> dict[str, dict[str, Any]]:
+    settings = {
         "logits": {RATES["eta_y"]: data.logits},
         "entropy": data.entropy,
         "phases": {PHASE_RATES["eta_y"]: data.phases},
-    }.items():
-        parts = [
+    }
+    return {
+        table: concatenated(
             {
-                "source": np.full(path.t.size, name),
-                "eta_y": np.full(path.t.size, eta_y),
+                "source": name,
+                "eta_y": eta_y,
                 "t": path.t,
                 "b": path.b.mean(axis=1),
                 "entropy": path.entropy[:, 0],
@@ -190,9 +178,9 @@ def _tables(data: ScanSnapData) -> dict[str, dict[str, np.ndarray]]:
             }
             for eta_y, pair in pairs.items()
             for name, path in zip(("flow", "sampled"), pair, strict=True)
-        ]
-        tables[table] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return tables
+        )
+        for table, pairs in settings.items()
+    }
 
 
 def _draw_logits(ax: Axes, data: ScanSnapData) -> None:
@@ -248,11 +236,9 @@ def _draw_phases(ax: Axes, data: ScanSnapData) -> None:
     fit = np.polynomial.Polynomial.fit(np.log(np.log(t[frozen])), b[frozen], 1)
     fitted, label = fit(np.log(np.log(t[snapped]))), r"straight in $\ln \ln t$"
     ax.plot(t[snapped], fitted, ":", color=figures.BLACK, lw=2.2, label=label)
-    for x, text in (
-        (np.sqrt(t[0] * data.snap), "scanning"),
-        (np.sqrt(t[-1] * data.snap), "snapped"),
-    ):
-        ax.text(x, 1.02 * top, text, ha="center", va="bottom", color=figures.GREY)
+    for end, text in ((t[0], "scanning"), (t[-1], "snapped")):
+        place = (np.sqrt(end * data.snap), 1.02 * top)
+        ax.text(*place, text, ha="center", va="bottom", color=figures.GREY)
     figures.note(ax, r"$t_0 = 2K \ln M/\eta_Y$", (data.snap, 0), (6, 6))
     ax.set(
         title=r"$B$ grows as $\ln t$, then as $\ln \ln t$",

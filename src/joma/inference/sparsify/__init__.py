@@ -15,9 +15,11 @@ from joma.inference.sparsify._apply import (
     SparseRun,
     check_predictors,
     kept_of,
+    largest,
+    rows_times,
     sparse,
+    times_rows,
 )
-from joma.inference.sparsify._fingerprint import model_fingerprint
 from joma.inference.sparsify._fit import RANK_RATIO, FitSettings, fit, fit_predictor
 from joma.inference.sparsify._layers import SparseLayer, sparse_layers
 from joma.inference.sparsify._predictors import (
@@ -25,9 +27,9 @@ from joma.inference.sparsify._predictors import (
     Predictors,
     SparsityFacts,
     load_predictors,
+    model_fingerprint,
     rank_of,
 )
-from joma.inference.sparsify._products import largest, rows_times, times_rows
 from joma.inference.sparsify._quality import (
     TOP,
     LayerQuality,

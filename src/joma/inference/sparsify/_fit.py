@@ -1,7 +1,9 @@
-"""Fit predictors to what a model does on a text."""
+"""Observe what a model does on a text, and fit predictors to it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +12,16 @@ from torch.nn import functional
 from joma.common.checks import whole_number
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.inference.sparsify._apply import dtype_name, kept_of
-from joma.inference.sparsify._fingerprint import model_fingerprint
+from joma.inference.sparsify._apply import kept_of
 from joma.inference.sparsify._layers import SparseLayer, sparse_layers
-from joma.inference.sparsify._observe import Observed, observe
-from joma.inference.sparsify._predictors import Predictor, Predictors, SparsityFacts, rank_of
+from joma.inference.sparsify._predictors import (
+    Predictor,
+    Predictors,
+    SparsityFacts,
+    model_fingerprint,
+    normed,
+)
+from joma.probes.inputs import run_on_tokens
 
 RANK_RATIO = 0.125
 """Rank of a predictor divided by the model's width, unless given."""
@@ -22,6 +29,30 @@ RANK_RATIO = 0.125
 _SMALLEST_DEVIATION = 1e-3
 _MOST_WEIGHT, _LEAST_WEIGHT = 4.0, 0.1
 _LEAST_TOKENS = 64
+_TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
+_GATES_KEPT = 2**21
+"""Numbers kept of a layer's gates, evenly over the text, to take quantiles of."""
+
+
+@dataclass(eq=False)
+class LayerActivations:
+    """One layer on all tokens of a text, in half precision on the CPU.
+
+    Attributes:
+        states: The hidden state that enters the block, divided by its rms, (T, d).
+        scores: |activation| · ‖column of the down-projection‖ of each neuron, divided by the
+            token's largest, (T, N).
+        gates: A sample of |act(gate)|.
+        head_states: The input of the MLP of the layer before, divided by its rms, (T, d); None for
+            layer 0, and where heads are not asked for.
+        head_scores: Length of what each head adds, divided by the token's largest, (T, H).
+    """
+
+    states: Tensor
+    scores: Tensor
+    gates: Tensor
+    head_states: Tensor | None = None
+    head_scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,17 +80,14 @@ class FitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("mlp_sparsity", "heads_sparsity"):
-            share = getattr(self, name)
-            if share is None and name == "heads_sparsity":
+        bounds = {"mlp_sparsity": 1, "heads_sparsity": 1, "rank_ratio": 4, "learning_rate": 1}
+        for name, below in bounds.items():
+            value = getattr(self, name)
+            if value is None and name == "heads_sparsity":
                 continue
-            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-                raise JomaError(f"{name} must be a share above 0 and below 1, got {share!r}")
-        ratio = self.rank_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 4:
-            raise JomaError(f"rank_ratio must be a number above 0 and up to 4, got {ratio!r}")
-        if not 0 < self.learning_rate < 1:
-            raise JomaError(f"learning_rate must be between 0 and 1, got {self.learning_rate!r}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < below:
+                raise JomaError(f"{name} must be above 0 and below {below}, got {value!r}")
         for name in ("epochs", "batch", "memory"):
             whole_number(name, getattr(self, name), 1)
         whole_number("seed", self.seed, 0)
@@ -95,7 +123,7 @@ def fit(
         fingerprint=model_fingerprint(model),
         model_class=type(model).__name__,
         source=source,
-        dtype=dtype_name(layers[0]),
+        dtype=layers[0].dtype,
         layers=len(layers),
         width=layers[0].width,
         neurons=tuple(layer.neurons for layer in layers),
@@ -108,14 +136,11 @@ def fit(
         corpus=corpus,
     )
     made = Predictors(facts, [])
-    for group in _groups(layers, windows, settings):
-        span = f"layers {group[0]} to {group[-1]}"
-        seen = observe(
-            model, layers, group, windows, heads=heads, progress=progress, what=f"reading, {span}"
-        )
-        for number in group:
-            progress("fitting", number, len(layers))
-            _add(made, layers[number], seen.pop(number), settings)
+    for number, seen in observe(
+        model, layers, windows, heads=heads, memory=settings.memory, progress=progress
+    ):
+        progress("fitting", number, len(layers))
+        _add(made, layers[number], seen, settings)
     progress("fitting", len(layers), len(layers))
     return made
 
@@ -134,45 +159,129 @@ def _check(layers: Sequence[SparseLayer], windows: Tensor, settings: FitSettings
         raise JomaError("heads_sparsity must be None: the heads of this model were not found")
 
 
-def _groups(
-    layers: Sequence[SparseLayer], windows: Tensor, settings: FitSettings
-) -> Iterator[list[int]]:
-    """Yield the layers that are observed together, so that memory is bounded."""
-    group: list[int] = []
-    held = 0
-    for layer in layers:
-        needed = 2 * windows.numel() * (2 * layer.width + layer.neurons)
-        if group and held + needed > settings.memory:
-            yield group
-            group, held = [], 0
-        group.append(layer.layer)
-        held += needed
-    yield group
+def batches(model: nn.Module, windows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield batches of windows on the model's device, each with the number of its first."""
+    device = next(model.parameters()).device
+    size = max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // windows.shape[1])
+    for start in range(0, len(windows), size):
+        yield start, windows[start : start + size].to(device)
 
 
-def _add(made: Predictors, layer: SparseLayer, seen: Observed, settings: FitSettings) -> None:
+def observe(
+    model: nn.Module,
+    layers: Sequence[SparseLayer],
+    windows: Tensor,
+    *,
+    heads: bool,
+    memory: int,
+    progress: Progress,
+) -> Iterator[tuple[int, LayerActivations]]:
+    """Yield the number of each layer, and what it does on a text.
+
+    Args:
+        model: The model.
+        layers: All its layers.
+        windows: The text, (W, T).
+        heads: Whether heads are observed too.
+        memory: Bytes of observations held at once; with more layers the text is read again.
+        progress: Called with how many windows are read.
+    """
+    needed = max(2 * windows.numel() * (2 * it.width + it.neurons) for it in layers)
+    at_once = max(1, memory // needed)
+    every = max(1, windows.numel() * layers[0].neurons // _GATES_KEPT)
+    for start in range(0, len(layers), at_once):
+        group = range(start, min(start + at_once, len(layers)))
+        seen: dict[int, dict[str, list[Tensor]]] = {number: {} for number in group}
+        with torch.inference_mode(), ExitStack() as undo:
+            for number, into in seen.items():
+                _watch(layers, number, into, undo, heads=heads, every=every)
+            for first, batch in batches(model, windows):
+                run_on_tokens(model, batch)
+                what = f"reading, layers {group[0]} to {group[-1]}"
+                progress(what, first + len(batch), len(windows))
+        for number in group:
+            yield number, LayerActivations(**{k: torch.cat(v) for k, v in seen.pop(number).items()})
+
+
+def _watch(
+    layers: Sequence[SparseLayer],
+    number: int,
+    into: dict[str, list[Tensor]],
+    undo: ExitStack,
+    *,
+    heads: bool,
+    every: int,
+) -> None:
+    """Note what one layer does, by hooks that `undo` takes away."""
+    layer, scale = layers[number], layers[number].neuron_scale()
+
+    def note(name: str, found: Tensor) -> None:
+        into.setdefault(name, []).append(found.cpu())
+
+    def see_state(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        state = given[0] if given else named["hidden_states"]
+        note(name, normed(_by_token(state)).half())
+
+    def see_scores(module: nn.Module, given: tuple[Any, ...]) -> None:
+        note("scores", _relative(_by_token(given[0]).abs() * scale))
+
+    def see_gates(module: nn.Module, given: tuple[Any, ...], made: Tensor) -> None:
+        note("gates", layer.activation(made).abs().float().flatten()[::every])
+
+    hooks = [
+        layer.block.register_forward_pre_hook(
+            lambda _, given, named: see_state("states", given, named), with_kwargs=True
+        ),
+        layer.lower.register_forward_hook(see_gates),
+        layer.down.register_forward_pre_hook(see_scores),
+    ]
+    if heads and number and layer.output is not None:
+        gram = layer.head_gram()
+
+        def see_heads(module: nn.Module, given: tuple[Any, ...]) -> None:
+            note("head_scores", _relative(layer.head_scores(_by_token(given[0]), gram)))
+
+        hooks += [
+            layers[number - 1].lower.register_forward_pre_hook(
+                lambda _, given: see_state("head_states", given, {})
+            ),
+            layer.output.register_forward_pre_hook(see_heads),
+        ]
+    for hook in hooks:
+        undo.enter_context(hook)
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1]).float()
+
+
+def _relative(scores: Tensor) -> Tensor:
+    greatest = scores.amax(-1, keepdim=True)
+    return (scores / greatest.where(greatest > 0, 1)).half()
+
+
+def _add(
+    made: Predictors, layer: SparseLayer, seen: LayerActivations, settings: FitSettings
+) -> None:
     """Fit the predictors of one layer and add them."""
-    facts = made.facts
-    device = next(layer.lower.parameters()).device
-    dtype = next(layer.lower.parameters()).dtype
-    rank = rank_of(facts.rank_ratio, facts.width)
+    weight = next(layer.lower.parameters())
+    device, rank = weight.device, made.facts.rank
 
     def fitted(states: Tensor, scores: Tensor, sparsity: float, offset: int) -> Predictor:
         keep = kept_of(scores.shape[1], sparsity)
         seed = 1_000_003 * settings.seed + 2 * layer.layer + offset
-        made = fit_predictor(states.to(device), scores.to(device), keep, rank, settings, seed)
-        return made.to(dtype)
+        found = fit_predictor(states.to(device), scores.to(device), keep, rank, settings, seed)
+        return found.to(weight.dtype)
 
     made.mlp.append(fitted(seen.states, seen.scores, settings.mlp_sparsity, 0))
     total = torch.zeros(layer.neurons, dtype=torch.float64)
-    for part in seen.scores.split(4096):
-        shares = part.double()
+    for some in seen.scores.split(_TOKENS_AT_ONCE["cpu"]):
+        shares = some.double()
         total += (shares / shares.sum(-1, keepdim=True).clamp(min=1e-30)).sum(0)
     made.importance.append((total / len(seen.scores)).float().to(device))
-    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
     ordered = seen.gates.double().sort().values
-    places = (levels * (len(ordered) - 1)).round().long()
-    made.thresholds.append(ordered[places].float().to(device))
+    places = torch.linspace(0, 1, 101, dtype=torch.float64) * (len(ordered) - 1)
+    made.thresholds.append(ordered[places.round().long()].float().to(device))
     if seen.head_states is not None and seen.head_scores is not None:
         share = settings.heads_sparsity
         assert share is not None

@@ -1,6 +1,5 @@
 """The matrices of a model that sparse inference replaces: those of its MLPs and of its heads."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +46,11 @@ class SparseLayer:
         return rows_of(self.lower).shape[0]
 
     @property
+    def dtype(self) -> str:
+        """The type the MLP computes in, "float32"."""
+        return str(rows_of(self.lower).dtype).removeprefix("torch.")
+
+    @property
     def inputs(self) -> tuple[nn.Module, ...]:
         """The matrices that read the MLP's input: the gate and its partner, or the lower one."""
         return (self.lower,) if self.up is None else (self.lower, self.up)
@@ -54,10 +58,6 @@ class SparseLayer:
     def neuron_scale(self) -> Tensor:
         """Return ‖column i of the down-projection‖ of every neuron, (N,), in float32."""
         return torch.linalg.vector_norm(columns_of(self.down).float(), dim=1)
-
-    def neuron_scores(self, hidden: Tensor) -> Tensor:
-        """Return |aᵢ|·‖column i‖, what neuron i adds to the residual stream, (..., N), float32."""
-        return hidden.float().abs() * self.neuron_scale()
 
     def head_gram(self) -> Tensor:
         """Return WᵀW of the output projection of every head, (heads, size, size), in float32."""
@@ -96,43 +96,39 @@ def sparse_layers(model: nn.Module) -> list[SparseLayer]:
     """
     found = find_weights(model)
     blocks = {block.layer: model.get_submodule(block.module) for block in found.blocks}
-    if not found.mlps or len(blocks) != len(found.blocks):
-        raise _refused(model, "one MLP in each of its blocks was not found")
+    attentions = {attention.layer: attention for attention in found.attentions}
     if any(mlp.expert is not None for mlp in found.mlps):
         raise _refused(model, "its MLPs are mixtures of experts, which are sparse already")
-    counts = Counter(mlp.layer for mlp in found.mlps)
-    if set(counts) != set(blocks) or max(counts.values()) > 1:
-        raise _refused(model, "its blocks have no MLP, or more than one")
-    attentions = {attention.layer: attention for attention in found.attentions}
-    layers = [_layer(model, blocks[it.layer], it, attentions.get(it.layer)) for it in found.mlps]
-    layers.sort(key=lambda it: it.layer)
-    if [it.layer for it in layers] != list(range(len(layers))):
-        raise _refused(model, "its blocks are not numbered from 0 on")
-    return layers
+    mlps = {mlp.layer: mlp for mlp in found.mlps if mlp.layer is not None}
+    numbers = list(range(len(found.blocks)))
+    if not numbers or sorted(blocks) != numbers or not len(mlps) == len(found.mlps) == len(blocks):
+        raise _refused(model, "one MLP in each of its blocks was not found")
+    return [_layer(model, number, blocks[number], mlps[number], attentions) for number in numbers]
 
 
 def _layer(
-    model: nn.Module, block: nn.Module, mlp: Mlp, attention: AttentionPart | None
+    model: nn.Module,
+    number: int,
+    block: nn.Module,
+    mlp: Mlp,
+    attentions: dict[int | None, AttentionPart],
 ) -> SparseLayer:
-    if mlp.lower is None or mlp.down is None or mlp.layer is None:
+    if mlp.lower is None or mlp.down is None:
         raise _refused(model, f"the matrices of {mlp.module} were not found")
     for weight in mlp.weights:
         if weight.place.part is not None:
             raise _refused(model, f"{weight.module} is a part of a fused matrix")
         if weight.updates or weight.path is not None:
             raise _refused(model, f"{weight.module} is computed from several parameters")
-    lower = _matrix(model, mlp.lower.name)
-    up = None if mlp.up is None else _matrix(model, mlp.up.name)
-    down = _matrix(model, mlp.down.name)
     holder = model.get_submodule(mlp.module)
     made = SparseLayer(
-        mlp.layer,
+        number,
         block,
-        lower,
-        up,
-        down,
+        _matrix(model, mlp.lower.name),
+        None if mlp.up is None else _matrix(model, mlp.up.name),
+        _matrix(model, mlp.down.name),
         _activation(model, holder, mlp),
-        *_heads(attention, model),
+        *_heads(attentions.get(number), model),
     )
     _check_formula(model, holder, made)
     return made
@@ -167,21 +163,18 @@ def _heads(attention: AttentionPart | None, model: nn.Module) -> tuple[nn.Module
     if weight.place.part is not None or weight.updates or weight.path is not None:
         return None, 0
     output = _matrix(model, weight.name)
-    return (
-        (output, attention.heads) if rows_of(output).shape[1] % attention.heads == 0 else (None, 0)
-    )
+    splits = rows_of(output).shape[1] % attention.heads == 0
+    return (output, attention.heads) if splits else (None, 0)
 
 
 @torch.no_grad()
 def _check_formula(model: nn.Module, holder: nn.Module, layer: SparseLayer) -> None:
     """Compare an MLP that is a module of its own with its formula on two random tokens."""
     if holder is layer.block:  # OPT's blocks hold the matrices themselves
-        wide = {layer.neurons}
         own = {id(it) for part in (*layer.inputs, layer.down) for it in part.parameters()}
         for name, parameter in holder.named_parameters():
-            if id(parameter) not in own and parameter.ndim == 1 and parameter.shape[0] in wide:
-                if layer.neurons == layer.width:
-                    continue
+            mixes = id(parameter) not in own and parameter.shape == (layer.neurons,)
+            if mixes and layer.neurons != layer.width:
                 raise _refused(model, f"its MLPs have {name}, which mixes their neurons")
         return
     weight = rows_of(layer.lower)

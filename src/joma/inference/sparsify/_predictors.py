@@ -4,8 +4,8 @@ A predictor is a network of two layers and low rank, d → r → outputs. It is 
 returns one score for each output; those with the largest scores are computed.
 """
 
+import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,22 +14,21 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.common.files import replacing
 from joma.errors import JomaError, printable
 
 FORMAT = "joma sparsify 1"
-_KINDS = ("mlp", "heads")
 _PARTS = ("first", "shift", "second", "bias")
 _DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    str(it).removeprefix("torch."): it
+    for it in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 }
 _MOST_LAYERS = 10_000
+_AT_ONCE = 2**22
+_PRIME = 65521
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,17 +231,14 @@ def _facts(written: str, path: Path) -> SparsityFacts:
         raise wrong from error
     words = (facts.fingerprint, facts.model_class, facts.source, facts.dtype, facts.corpus)
     numbers = (facts.layers, facts.width, facts.heads, facts.tokens, *facts.neurons)
-    shares = [facts.mlp_sparsity, facts.rank_ratio]
-    shares += [] if facts.heads_sparsity is None else [facts.heads_sparsity]
+    shares = (facts.mlp_sparsity, facts.rank_ratio, facts.heads_sparsity or 0.0)
     right = (
         all(isinstance(it, str) for it in words)
         and all(type(it) is int and 0 <= it < 2**40 for it in numbers)
-        and all(isinstance(it, float | int) and math.isfinite(it) and it >= 0 for it in shares)
+        and all(isinstance(it, float | int) and 0 <= it <= 16 for it in shares)
         and facts.dtype in _DTYPES
-        and 1 <= facts.layers <= _MOST_LAYERS
-        and len(facts.neurons) == facts.layers
+        and 1 <= facts.layers == len(facts.neurons) <= _MOST_LAYERS
         and facts.width > 0
-        and facts.rank_ratio <= 16
     )
     if not right:
         raise wrong
@@ -266,3 +262,32 @@ def _shapes(facts: SparsityFacts) -> dict[str, tuple[int, ...]]:
         if facts.heads and layer:
             add("heads", layer, facts.heads)
     return shapes
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Return a SHA-256 over the model's class and its parameters: names, shapes, types, checksums.
+
+    The checksums are exact sums of whole numbers, so that they agree on a CPU and a GPU, and every
+    byte counts in them: a weight that is changed changes one. They tell models apart that are
+    confused by mistake; they are no protection against somebody who builds a collision.
+    """
+    digest = hashlib.sha256(f"{type(model).__name__}\n".encode())
+    for name, parameter in sorted(model.named_parameters(), key=lambda pair: pair[0]):
+        shape, dtype = tuple(parameter.shape), str(parameter.dtype)
+        plain, weighted = _sums(parameter.detach())
+        digest.update(f"{name}\0{shape}\0{dtype}\0{plain}\0{weighted}\n".encode())
+    return digest.hexdigest()
+
+
+def _sums(tensor: Tensor) -> tuple[int, int]:
+    """Return the sum of a tensor's bits as whole numbers, and one weighted by their places."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return 0, 0
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.contiguous().view(-1).view(kinds[tensor.element_size()])
+    plain = weighted = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(bits), _AT_ONCE):
+        part = bits[start : start + _AT_ONCE].long()
+        places = torch.arange(start, start + len(part), device=tensor.device) % _PRIME + 1
+        plain, weighted = plain + part.sum(), weighted + (part * places).sum()
+    return int(plain), int(weighted)

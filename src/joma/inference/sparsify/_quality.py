@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
-from joma.inference.sparsify._apply import SELECTIONS, check_predictors, kept_of, sparse
+from joma.inference.sparsify._apply import OF_HEADS, SELECTIONS, check_predictors, kept_of, sparse
+from joma.inference.sparsify._fit import LayerActivations, batches, observe
 from joma.inference.sparsify._layers import sparse_layers
-from joma.inference.sparsify._observe import Observed, batches, observe
-from joma.inference.sparsify._predictors import Predictors
+from joma.inference.sparsify._predictors import Predictor, Predictors
 
 TOP = (0.1, 0.25, 0.5)
 """Shares of the neurons whose part of the energy is reported."""
@@ -35,9 +35,9 @@ class LayerQuality:
         energy: Share of the token's energy in the neurons the predictor chose.
         oracle_energy: The same in as many of the largest.
         static_energy: The same in the fixed set.
-        top_energy: Share of the energy in the largest 10, 25 and 50% of the neurons.
         for_99: Share of the neurons that carries 99% of the energy.
         zero: Share of activations that are exactly zero.
+        top_energy: Share of the energy in the largest 10, 25 and 50% of the neurons.
         heads_recall: Share of the oracle's heads that the predictor chose; None where heads were
             not fitted.
         heads_energy: Share of Σ score² of the heads in those.
@@ -49,9 +49,9 @@ class LayerQuality:
     energy: float
     oracle_energy: float
     static_energy: float
-    top_energy: tuple[float, ...]
     for_99: float
     zero: float
+    top_energy: tuple[float, ...]
     heads_recall: float | None = None
     heads_energy: float | None = None
 
@@ -103,79 +103,57 @@ def layer_quality(
     """
     layers = sparse_layers(model)
     check_predictors(model, predictors, layers)
-    needed = max(2 * windows.numel() * (2 * it.width + it.neurons) for it in layers)
-    at_once = max(1, memory // needed)
-    found: list[LayerQuality] = []
-    for start in range(0, len(layers), at_once):
-        group = range(start, min(start + at_once, len(layers)))
-        heads = bool(predictors.heads)
-        seen = observe(
-            model, layers, group, windows, heads=heads, progress=progress, what="judging layers"
-        )
-        found += [_judged(number, predictors, seen[number]) for number in group]
-    return found
+    heads = bool(predictors.heads)
+    seen = observe(model, layers, windows, heads=heads, memory=memory, progress=progress)
+    return [_judged(number, predictors, one) for number, one in seen]
 
 
 @torch.inference_mode()
-def _judged(number: int, predictors: Predictors, seen: Observed) -> LayerQuality:
-    facts, predictor = predictors.facts, predictors.mlp[number]
-    device = predictor.first.device
-    neurons = seen.scores.shape[1]
+def _judged(number: int, predictors: Predictors, seen: LayerActivations) -> LayerQuality:
+    """Compare what one layer's predictor chooses with what mattered, token by token."""
+    facts, neurons = predictors.facts, seen.scores.shape[1]
     keep = kept_of(neurons, facts.mlp_sparsity)
     fixed = predictors.importance[number].topk(keep).indices
     sums = torch.zeros(7 + len(TOP), dtype=torch.float64)
     for states, scores in zip(seen.states.split(_ROWS), seen.scores.split(_ROWS), strict=True):
-        scores = scores.to(device).float()
-        predicted = predictor(states.to(device, predictor.first.dtype)).topk(keep).indices
-        ordered, order = scores.square().sort(-1, descending=True)
-        member = torch.zeros_like(scores).scatter_(1, order[:, :keep], 1.0)
-        energy = ordered.sum(-1).clamp(min=1e-30)
-        shares = ordered.cumsum(-1) / energy.unsqueeze(-1)
-        own = scores.square()
+        recall, kept, energy, member = _chosen(predictors.mlp[number], states, scores, keep)
+        ordered = energy.sort(-1, descending=True).values
+        shares = ordered.cumsum(-1) / ordered.sum(-1, keepdim=True).clamp(min=1e-30)
         row = [
-            member.gather(1, predicted).mean(-1),
+            recall,
             member[:, fixed].mean(-1),
-            own.gather(1, predicted).sum(-1) / energy,
+            kept,
             shares[:, keep - 1],
-            own[:, fixed].sum(-1) / energy,
+            energy[:, fixed].sum(-1) / ordered.sum(-1).clamp(min=1e-30),
             ((shares < _MOST_ENERGY).sum(-1) + 1).clamp(max=neurons) / neurons,
             (scores == 0).float().mean(-1),
             *(shares[:, math.ceil(top * neurons) - 1] for top in TOP),
         ]
-        sums += torch.stack([column.double().sum() for column in row]).cpu()
+        sums += torch.stack([column.double().sum().cpu() for column in row])
     means = (sums / len(seen.scores)).tolist()
-    recall, energy = _judged_heads(number, predictors, seen)
-    return LayerQuality(
-        layer=number,
-        recall=means[0],
-        static_recall=means[1],
-        energy=means[2],
-        oracle_energy=means[3],
-        static_energy=means[4],
-        for_99=means[5],
-        zero=means[6],
-        top_energy=tuple(means[7:]),
-        heads_recall=recall,
-        heads_energy=energy,
+    of_heads: tuple[float | None, float | None] = None, None
+    if number in predictors.heads and seen.head_states is not None and seen.head_scores is not None:
+        share = facts.heads_sparsity
+        assert share is not None
+        keep = kept_of(seen.head_scores.shape[1], share)
+        states, scores = seen.head_states, seen.head_scores
+        recall, kept, *_ = _chosen(predictors.heads[number], states, scores, keep)
+        of_heads = float(recall.mean()), float(kept.mean())
+    return LayerQuality(number, *means[:7], tuple(means[7:]), *of_heads)
+
+
+def _chosen(
+    predictor: Predictor, states: Tensor, scores: Tensor, keep: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a predictor's recall and energy kept, each score's energy, and the oracle's choice."""
+    device, dtype = predictor.first.device, predictor.first.dtype
+    energy = scores.to(device).float().square()
+    predicted = predictor(states.to(device, dtype)).topk(keep).indices
+    member = torch.zeros_like(energy).scatter_(
+        1, energy.argsort(-1, descending=True)[:, :keep], 1.0
     )
-
-
-def _judged_heads(
-    number: int, predictors: Predictors, seen: Observed
-) -> tuple[float | None, float | None]:
-    if number not in predictors.heads or seen.head_states is None or seen.head_scores is None:
-        return None, None
-    predictor = predictors.heads[number]
-    share = predictors.facts.heads_sparsity
-    assert share is not None
-    scores = seen.head_scores.to(predictor.first.device).float()
-    keep = kept_of(scores.shape[1], share)
-    states = seen.head_states.to(predictor.first.device, predictor.first.dtype)
-    predicted, best = predictor(states).topk(keep).indices, scores.topk(keep).indices
-    member = torch.zeros_like(scores).scatter_(1, best, 1.0)
-    energy = scores.square()
     kept = energy.gather(1, predicted).sum(-1) / energy.sum(-1).clamp(min=1e-30)
-    return float(member.gather(1, predicted).mean()), float(kept.mean())
+    return member.gather(1, predicted).mean(-1), kept, energy, member
 
 
 def perplexity_cost(
@@ -207,24 +185,21 @@ def perplexity_cost(
             f"{tuple(windows.shape)}"
         )
     if heads is not None:
-        selections = [it for it in selections if it in ("predicted", "oracle", "random")]
+        selections = [it for it in selections if it in OF_HEADS]
     dense = _losses(model, windows, "dense", progress)
-    found = [_cost("dense", dense, dense, 1.0)]
+    results = [("dense", dense, 1.0)]
     for selection in selections:
         settings = {"mlp": mlp, "heads": heads, "selection": selection, "seed": seed}
         with sparse(model, predictors, **settings) as run:
             losses = _losses(model, windows, selection, progress)
-        found.append(_cost(selection, losses, dense, run.kept if mlp is not None else 1.0))
+        results.append((selection, losses, run.kept if mlp is not None else 1.0))
+    found = []
+    for selection, losses, kept in results:
+        loss, cost = float(losses.mean()), losses - dense
+        error = float(cost.std()) / math.sqrt(len(cost))
+        numbers = (math.exp(loss), loss, float(cost.mean()), error, kept)
+        found.append(PerplexityCost(selection, *numbers, tuple(losses.tolist())))
     return found
-
-
-def _cost(selection: str, losses: Tensor, dense: Tensor, kept: float) -> PerplexityCost:
-    apart = losses - dense
-    error = float(apart.std()) / math.sqrt(len(apart))
-    loss = float(losses.mean())
-    return PerplexityCost(
-        selection, math.exp(loss), loss, float(apart.mean()), error, kept, tuple(losses.tolist())
-    )
 
 
 @torch.inference_mode()

@@ -18,19 +18,15 @@ from joma.optim.galore._selection import Parameters, parameter_groups
 from joma.optim.galore._slot import (
     MOST_ENERGY,
     PARTIAL,
-    SHAPE_THE_STATE,
     ProjectedMatrix,
     Slot,
     check_group,
-    fixed_settings,
     side_of,
 )
-from joma.optim.typed_state import TypedStateOptimizer
+from joma.optim.state import TypedStateOptimizer
 
 TOGETHER = 8
 """Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
-_COPIED = ("per_layer", "clip_norm", "clip", "seed", "record_energy", "record_angles")
-"""Attributes that a copy of an optimizer has, next to those of torch's optimizers."""
 
 
 class ProjectedOptimizer(TypedStateOptimizer):
@@ -92,25 +88,19 @@ class ProjectedOptimizer(TypedStateOptimizer):
             # It would reduce whole gradients, after the hooks of this optimizer have seen them.
             parameters.require_backward_grad_sync = False
             self._mean_over = parameters.process_group
-        self._start()
+        self._last = True  # of the backward passes of a step
+        self._slots: dict[Tensor, Slot] = {}
+        self._moved: set[Tensor] = set()
+        self._hooks: dict[Tensor, Any] = {}
+        self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(parameter_groups(parameters, groups, defaults), defaults)
         self._decide()
         connected = dist.is_available() and dist.is_initialized()
         if verbose and not (connected and dist.get_rank()):
             print(self.summary(), file=sys.stderr)
 
-    def _start(self) -> None:
-        """Begin without a step under way."""
-        self._last = True
-        self._slots: dict[Tensor, Slot] = {}
-        self._fixed: list[tuple[Any, ...]] = []
-        self._moved: set[Tensor] = set()
-        self._hooks: dict[Tensor, Any] = {}
-        self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
-
     def _decide(self) -> None:
         """Decide about each parameter what its groups say, and ask for its gradient if need be."""
-        self._fixed = [fixed_settings(group) for group in self.param_groups]
         self._slots = {}
         for group in self.param_groups:
             first = len(self._slots)
@@ -131,15 +121,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Add parameters; they are projected where the group has a rank."""
         if self._slots and "rank" not in param_group:
             param_group = {**param_group, "rank": None}
-        if self._slots and "param_names" in self.param_groups[0]:
-            # torch wants names for all or for none
-            given = param_group["params"]
-            several = [given] if isinstance(given, Tensor) else list(given)
-            named = [
-                one if isinstance(one, tuple) else (f"parameter {number}", one)
-                for number, one in enumerate(several, len(self._slots))
-            ]
-            param_group = {**param_group, "params": named}
         check_group({**self.defaults, **param_group}, self.moment_choices)
         super().add_param_group(param_group)
         if self._slots:
@@ -210,7 +191,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 loss = closure()
         if self._mean_over is not None and not self.per_layer:
             self._add_missing_gradients()
-        self._check_groups()
         slots = [slot for slot in self._slots.values() if slot.parameter.grad is not None]
         for slot in slots:
             _check_dense(slot)
@@ -219,8 +199,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
         for slot in slots:
             if not self._needs_no_other(slot):
                 self._collect(slot)
-                if not self._waits:
-                    self._finish(slot)
         self._finish_all()
         self._moved.clear()
         if not self.record_energy:
@@ -238,7 +216,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
             )
         slot = self._slots[parameter]
-        self._check_groups()
         _check_dense(slot)
         if slot.is_due():
             self._refresh([slot])
@@ -433,17 +410,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
             state.setdefault(key, torch.zeros((), dtype=torch.float64))
         state["due"] = torch.tensor(0)  # there at all times: checkpoints know the keys before
 
-    def _check_groups(self) -> None:
-        """Raise JomaError for a group whose settings no longer fit its state."""
-        for group, before in zip(self.param_groups, self._fixed, strict=True):
-            now = fixed_settings(group)
-            for name, old, new in zip(SHAPE_THE_STATE, before, now, strict=True):
-                if old != new:
-                    raise JomaError(
-                        f"{name} of a parameter group was {old} when its optimizer was made and is "
-                        f"now {new}; build a new optimizer to change it"
-                    )
-
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides how the parameters move next.
 
@@ -461,23 +427,18 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._slots[parameter].check(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy of the optimizer needs, for `copy.deepcopy` and `pickle`.
+        """Refuse copies: hooks and states of other optimizers would stay those of this one.
 
         Raises:
-            JomaError: The optimizer reduces the gradients of a DistributedDataParallel.
+            JomaError: Always.
         """
-        if self._mean_over is not None:
-            raise JomaError(
-                "an optimizer of a DistributedDataParallel cannot be copied or pickled; build one "
-                "for the copy of the model and load state_dict() into it"
-            )
-        return {**super().__getstate__(), **{key: getattr(self, key) for key in _COPIED}}
+        raise JomaError(
+            "an optimizer of GaLore cannot be copied or pickled; build one for the copy of the "
+            "model and load state_dict() into it"
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "per_layer" in state:  # a copy; load_state_dict calls this without
-            self._mean_over = None
-            self._start()
         self._decide()
 
 

@@ -200,10 +200,6 @@ class GaLore(ProjectedOptimizer):
         self._inner: dict[Tensor, tuple[Tensor, torch.optim.Optimizer]] = {}
         super().__init__(parameters, lr, **own)
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = {key: getattr(self, key) for key in ("_make", "_settings", "_inner")}
-        return {**super().__getstate__(), **own}
-
     def _change(self, slot: Slot, gradient: Tensor) -> Tensor:
         parameter = slot.parameter
         if parameter is not slot.weights:

@@ -147,13 +147,24 @@ def parameter_groups(
     """
     if isinstance(parameters, nn.parallel.DistributedDataParallel):
         parameters = parameters.module
-    given = parameters if isinstance(parameters, nn.Module) else list(parameters)
-    if isinstance(given, list) and given and all(isinstance(one, Mapping) for one in given):
-        if groups:
-            raise JomaError("groups must be empty where parameter groups are passed")
-        made = _of_groups(given, defaults)
+    given: Any = parameters if isinstance(parameters, nn.Module) else list(parameters)
+    as_groups = isinstance(given, list) and all(isinstance(one, Mapping) for one in given)
+    if as_groups and given and groups:
+        raise JomaError("groups must be empty where parameter groups are passed")
+    chosen = [*given] if as_groups and given else [*groups]
+    for group in chosen:
+        for key in group:
+            if key not in {"match", "params", "param_names", *defaults}:
+                known = ", ".join(sorted({"match", *defaults}))
+                raise JomaError(f"a group has no setting {key!r}; it has {known}")
+    if not (as_groups and given):
+        made = _by_name(_candidates(given), chosen, defaults)
+    elif any("rank" in one for one in chosen):
+        made = [{"rank": None, **one} for one in chosen]
     else:
-        made = _by_name(_candidates(given), groups, defaults)
+        numbered = [(at, one) for at, group in enumerate(chosen) for one in _entries(group)]
+        candidates = _candidates([one for _, one in numbered])
+        made = _split([at for at, _ in numbered], candidates, chosen, defaults)
     _check_some(made)
     return made
 
@@ -163,49 +174,39 @@ def _by_name(
     groups: Sequence[Mapping[str, Any]],
     defaults: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return groups of parameters by the first expression that matches, projected or not."""
+    """Return groups of parameters by the first expression that matches."""
     if not candidates:
         raise JomaError("there are no parameters that want a gradient")
     for one in groups:
-        _check_settings(one, {"match", *defaults})
         if not isinstance(one.get("match"), str):
             raise JomaError(f"a group must have a regular expression as 'match', got {dict(one)}")
-    members: dict[tuple[int, bool], list[Any]] = {}
+    found = []
     for candidate in candidates:
         matching = (at for at, one in enumerate(groups) if re.search(one["match"], candidate.name))
-        at = next(matching, -1)
-        wanted = candidate.is_matrix or (at >= 0 and groups[at].get("rank") is not None)
-        key = at, wanted and candidate.parameter.ndim == 2
-        members.setdefault(key, []).append(candidate.entry)
-    if unused := set(range(len(groups))) - {at for at, _ in members}:
+        found.append(next(matching, len(groups)))
+    if unused := set(range(len(groups))) - set(found):
         raise JomaError(f"no parameter's name matches {groups[min(unused)]['match']!r}")
+    return _split(found, candidates, [*groups, {}], defaults)
+
+
+def _split(
+    numbers: Sequence[int],
+    candidates: Sequence[_Candidate],
+    groups: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return each group, whose number stands with its candidates, as what is projected or not."""
+    members: dict[tuple[int, bool], list[Any]] = {}
+    for at, candidate in zip(numbers, candidates, strict=True):
+        wanted = candidate.is_matrix or groups[at].get("rank") is not None
+        members.setdefault((at, wanted and candidate.parameter.ndim == 2), []).append(
+            candidate.entry
+        )
     made = []
     for (at, projected), entries in members.items():
-        own = {} if at < 0 else {key: one for key, one in groups[at].items() if key != "match"}
-        rank = {} if projected else {"rank": None}
-        made.append({"rank": defaults["rank"], **own, **rank, "params": entries})
-    return made
-
-
-def _of_groups(
-    groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return groups of the user; without any rank, each split into matrices and the rest."""
-    for one in groups:
-        _check_settings(one, {"params", *defaults, "param_names"})
-    if any("rank" in one for one in groups):
-        return [{"rank": None, **one} for one in groups]
-    several = [_entries(group) for group in groups]
-    candidates = iter(_candidates([one for entries in several for one in entries]))
-    made: list[dict[str, Any]] = []
-    for group, entries in zip(groups, several, strict=True):
-        own = [next(candidates) for _ in entries]
-        settings = {key: one for key, one in group.items() if key != "param_names"}
-        for projected in (True, False):
-            members = [one.entry for one in own if one.is_matrix == projected]
-            rank = defaults["rank"] if projected else None
-            if members:
-                made.append({**settings, "params": members, "rank": rank})
+        settings = {key: one for key, one in groups[at].items() if key in defaults}
+        rank = settings.get("rank", defaults["rank"]) if projected else None
+        made.append({**settings, "rank": rank, "params": entries})
     return made
 
 
@@ -216,12 +217,6 @@ def _entries(group: Mapping[str, Any]) -> list[Any]:
     if "param_names" in group:
         return list(zip(group["param_names"], entries, strict=True))
     return entries
-
-
-def _check_settings(group: Mapping[str, Any], known: set[str]) -> None:
-    for key in group:
-        if key not in known:
-            raise JomaError(f"a group has no setting {key!r}; it has {', '.join(sorted(known))}")
 
 
 def _check_some(groups: Sequence[Mapping[str, Any]]) -> None:

@@ -22,9 +22,6 @@ CHECKS, FALLEN, LONGEST = 10, 0.9, 10
 what it was after the last choice the subspace is chosen again, and after how many gaps anyway."""
 MOST_ENERGY = 1e72
 """‖G‖² from which on products of G may overflow in float32: its subspace cannot be computed."""
-
-
-SHAPE_THE_STATE = ("rank", "side", "bits", "projector_bits", "state_dtype")
 _CHOICES = {
     "side": ("short", "left", "right", "smallest"),
     "projection": ("power", "svd"),
@@ -131,6 +128,7 @@ class Slot:
             parts = {"basis": found.codes, "basis_scale": found.scales}
         else:
             parts = {"basis": basis.to(self.group["state_dtype"] or self.parameter.dtype)}
+        self.state.pop("basis_scale", None)
         for key, part in parts.items():
             sharded = self.side == "left" and self.shard is not None
             self.state[key] = as_rows_of(self.parameter, part) if sharded else part
@@ -207,11 +205,6 @@ def is_projected(parameter: Tensor, rank: int | float | None) -> bool:
     if rank is None or parameter.ndim != 2:
         return False
     return min(parameter.shape) > (1 if isinstance(rank, float) else rank)
-
-
-def fixed_settings(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the settings of a group that shape its state."""
-    return tuple(group[name] for name in SHAPE_THE_STATE)
 
 
 def check_group(group: Mapping[str, Any], moment_choices: Sequence[str]) -> None:

@@ -77,7 +77,9 @@ def watch_attention(
 
 
 @contextmanager
-def tap_attention(model: nn.Module, handler: Handler) -> Iterator[Tap]:
+def tap_attention(
+    model: nn.Module, handler: Handler, *, interface_alone: bool = False
+) -> Iterator[Tap]:
     """Call `handler` with every attention of the model; what it returns replaces the result.
 
         def handler(call):
@@ -95,11 +97,14 @@ def tap_attention(model: nn.Module, handler: Handler) -> Iterator[Tap]:
         model: Any module.
         handler: Called with each `AttentionCall`, without gradients. Returns None to leave the
             result, or one of its own, (B, H, T, Dv). No gradient flows through the replacement.
+        interface_alone: Whether only attention that Hugging Face's interface computes is seen.
+            Torch's functions, of which all others are slower meanwhile, are not watched then.
 
     Raises:
         JomaError: A replacement does not fit, or cannot take the place of what a module computes.
     """
-    with _tapped(Tap(model, handler, acts=True), model, None) as tap:
+    tap = Tap(model, handler, acts=True, interface_alone=interface_alone)
+    with _tapped(tap, model, None):
         yield tap
 
 

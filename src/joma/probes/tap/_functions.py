@@ -23,7 +23,7 @@ def observed_functions(tap: Tap) -> Iterator[None]:
     """Hand what torch's own functions compute in this thread to a tap."""
     taps = thread.taps
     with ExitStack() as stack:
-        if not taps:
+        if not tap.interface_alone and all(it.interface_alone for it in taps):
             stack.enter_context(_Functions())
         taps.append(tap)
         stack.callback(taps.remove, tap)

@@ -61,17 +61,24 @@ class Tap:
         model: The model.
         handler: Called with each `AttentionCall`.
         acts: Whether what the handler returns replaces the result.
+        interface_alone: Whether torch's functions are not watched.
 
     Attributes:
         acts: As given.
+        interface_alone: As given.
         calls: How many times attention was computed.
         modules: Paths of the modules that did, in the order in which they were first seen.
     """
 
     def __init__(
-        self, model: nn.Module, handler: Callable[[AttentionCall], Any], *, acts: bool
+        self,
+        model: nn.Module,
+        handler: Callable[[AttentionCall], Any],
+        *,
+        acts: bool,
+        interface_alone: bool = False,
     ) -> None:
-        self.acts, self.calls = acts, 0
+        self.acts, self.interface_alone, self.calls = acts, interface_alone, 0
         self.modules: list[str] = []
         self._handler, self._running = handler, _Running()
         self._prefix, self._towers = _towers(model)

@@ -76,8 +76,10 @@ def _attended(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    names = list(inspect.signature(attention).parameters)[5:]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = kwargs
+    if args:
+        names = list(inspect.signature(attention).parameters)[5:]
+        given = dict(zip(names, args, strict=False)) | kwargs
     weights: list[Any] = []
 
     def compute() -> Tensor:

@@ -7,13 +7,15 @@ the sentence and the numbers that decided. Nothing here measures a model.
 - `judge`: every rule on the series of a training; returns a `Judgement`.
 - `series_of`: the `RecordedSeries` in the metrics of a run folder.
 - `Finding`, `NotJudged`, `SEVERITIES`, `KINDS`: what a judgement is made of.
+- `RULES`: the table of rules that `judge` goes through.
+- `attention_collapse`, `attention_bounce`: two rules on one series, with a threshold of one's own.
 """
 
 from collections.abc import Iterable
 
-from joma.common.renamed import renamed
-from joma.train.findings.attention import attention_bounce, attention_collapse, judge_attention
-from joma.train.findings.finding import (
+from joma.train.findings import _attention, _layers, _loss
+from joma.train.findings._attention import attention_bounce, attention_collapse
+from joma.train.findings._finding import (
     KINDS,
     SEVERITIES,
     Finding,
@@ -22,21 +24,17 @@ from joma.train.findings.finding import (
     Severity,
     headline,
 )
-from joma.train.findings.layers import judge_dead_mlps, judge_ranks, judge_tied, judge_untrained
-from joma.train.findings.loss import (
-    bad_initialisation,
-    diverged_loss,
-    judge_loss,
-    label_noise,
-    loss_spike,
-    not_finite,
-    overfitting,
+from joma.train.findings._recorded import (
+    CannotJudgeError,
+    Recorded,
+    RecordedSeries,
+    check_enough,
+    series_of,
 )
-from joma.train.findings.rate import judge_rate
-from joma.train.findings.recorded import Recorded, RecordedSeries, Rule, series_of
 
 __all__ = [
     "KINDS",
+    "RULES",
     "SEVERITIES",
     "Finding",
     "Judgement",
@@ -45,26 +43,14 @@ __all__ = [
     "Severity",
     "attention_bounce",
     "attention_collapse",
-    "bad_initialisation",
-    "diverged_loss",
     "headline",
     "judge",
-    "label_noise",
-    "loss_spike",
-    "not_finite",
-    "overfitting",
     "series_of",
 ]
 
-RULES: tuple[Rule, ...] = (
-    judge_loss,
-    judge_rate,
-    judge_attention,
-    judge_untrained,
-    judge_tied,
-    judge_dead_mlps,
-    judge_ranks,
-)
+
+RULES = (*_loss.RULES, *_attention.RULES, *_layers.RULES)
+"""Every rule."""
 
 
 def judge(series: Iterable[RecordedSeries], *, ended: bool = True) -> Judgement:
@@ -76,12 +62,16 @@ def judge(series: Iterable[RecordedSeries], *, ended: bool = True) -> Judgement:
             rate that is too low for the number of steps) is not judged.
     """
     recorded = Recorded(series, ended=ended)
-    verdicts = [verdict for rule in RULES for verdict in rule(recorded)]
-    found = [one for one in verdicts if isinstance(one, Finding)]
-    return Judgement(
-        tuple(sorted(found, key=lambda one: (-SEVERITIES.index(one.severity), one.step))),
-        tuple(one for one in verdicts if isinstance(one, NotJudged)),
-    )
-
-
-__getattr__ = renamed(__name__, {"Series": "RecordedSeries"})
+    found: list[Finding] = []
+    not_judged: list[NotJudged] = []
+    for rule in RULES:
+        try:
+            if rule.series:
+                check_enough(
+                    recorded.by_name[rule.series], f"{rule.series}, which was not measured"
+                )
+            found += [one for one in rule.judge(recorded) if one is not None]
+        except CannotJudgeError as error:
+            not_judged += [NotJudged(kind, str(error)) for kind in rule.kinds]
+    found.sort(key=lambda one: (-SEVERITIES.index(one.severity), one.step))
+    return Judgement(tuple(found), tuple(not_judged))

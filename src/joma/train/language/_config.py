@@ -3,10 +3,11 @@
 import copy
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from joma.common.checks import (
     check_known,
@@ -20,34 +21,49 @@ from joma.errors import JomaError
 from joma.optim import registry
 from joma.runs import Run, differing
 
-MODEL_TYPES = ("gpt_neox", "gpt2", "llama", "opt")
-SCHEDULES = ("constant", "cosine", "linear")
-PRECISIONS = ("float32", "bfloat16")
-SHARDINGS = ("none", "fsdp2")
+ModelType = Literal["gpt_neox", "gpt2", "llama", "opt"]
 AUTO = "auto"
 """The value of `training.compile` that leaves the choice to the device."""
 
-_UP_TO_1 = math.nextafter(1, 2)
-
-
-def _setting(default: Any, check: Callable[..., Any], *allowed: Any, **limits: Any) -> Any:
-    """Return a field whose value, where it is not a default of None, a function checks."""
-
-    def checked(name: str, value: Any) -> None:
-        if value is not None or default is not None:
-            check(name, value, *allowed, **limits)
-
-    return field(default=default, metadata={"check": checked})
+Whole = Annotated[int, range(2**63)]
+Count = Annotated[int, range(1, 2**63)]
+Number = Annotated[float, math.inf]
+Share = Annotated[float, math.nextafter(1, 2)]
+"""Numbers from 0 on, below the limit that stands with the type."""
 
 
 class _Section:
-    """A section whose settings are checked when it is made."""
+    """A section whose settings must be what their annotations say."""
 
     def __post_init__(self) -> None:
         section = type(self).__name__.removesuffix("Section").lower()
-        for one in fields(self):  # type: ignore[arg-type]
-            if "check" in one.metadata:
-                one.metadata["check"](f"{section}.{one.name}", getattr(self, one.name))
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            _check_setting(f"{section}.{name}", getattr(self, name), hint)
+
+
+def _check_setting(name: str, value: Any, hint: Any) -> None:
+    """Raise JomaError unless a value is what an annotation says; others than these always are."""
+    if NoneType in get_args(hint):
+        if value is None:
+            return
+        hint = get_args(hint)[0]
+    if hint is bool:
+        check_truth(name, value)
+    elif hint is str:
+        check_text(name, value)
+    elif get_origin(hint) is Literal:
+        check_one_of(name, value, get_args(hint))
+    elif get_origin(hint) is Annotated:
+        kind, limit = get_args(hint)
+        if kind is int:
+            whole_number(name, value, limit.start, below=limit.stop)
+        else:
+            check_number(name, value, below=limit)
+    elif hint == tuple[str, ...]:
+        if not isinstance(value, tuple):
+            raise JomaError(f"{name} must be a list of names, got {value!r}")
+        for word in value:
+            check_text(name, word)
 
 
 @dataclass(frozen=True)
@@ -55,13 +71,13 @@ class ModelSection(_Section):
     """[model]: a causal language model with random weights.
 
     Args:
-        type: One of `MODEL_TYPES`, as transformers names them.
+        type: Architecture, as transformers names it.
         settings: The other entries of the section, as the configuration of that type names them;
             the rest is as transformers has it. The vocabulary is the tokenizer's unless
             `vocab_size` is given.
     """
 
-    type: str = _setting(MISSING, check_one_of, MODEL_TYPES)
+    type: ModelType
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,11 +94,11 @@ class DataSection(_Section):
         batch: Number of sequences in a step, over all pieces and processes.
     """
 
-    corpus: str = _setting("embedded", check_text)
-    tokenizer: str = _setting("bytes", check_text)
-    vocabulary: int | None = _setting(None, whole_number, 257)
-    window: int = _setting(128, whole_number, 1)
-    batch: int = _setting(16, whole_number, 1)
+    corpus: str = "embedded"
+    tokenizer: str = "bytes"
+    vocabulary: Annotated[int, range(257, 2**63)] | None = None
+    window: Count = 128
+    batch: Count = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,19 +120,19 @@ class OptimizerSection(_Section):
         weight_decay: Weight decay of matrices; 0.1 for adamw unless given.
         clip: The largest norm of the whole gradient; 0 does not clip.
         warmup: Steps in which the learning rate rises from 0, linearly.
-        schedule: What it does afterwards, one of `SCHEDULES`.
+        schedule: What it does afterwards: constant, cosine or linear.
         final: The fraction of it that is left at the last step, where the schedule lets it fall.
         settings: The other entries of the section, as the signature of the optimizer names them.
     """
 
     name: str = "adamw"
-    learning_rate: float = _setting(1e-3, check_number)
+    learning_rate: Number = 1e-3
     betas: tuple[float, float] | None = None
-    weight_decay: float | None = _setting(None, check_number)
-    clip: float = _setting(1.0, check_number)
-    warmup: int = _setting(0, whole_number, 0)
-    schedule: str = _setting("constant", check_one_of, SCHEDULES)
-    final: float = _setting(0.0, check_number, below=_UP_TO_1)
+    weight_decay: Number | None = None
+    clip: Number = 1.0
+    warmup: Whole = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    final: Share = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,12 +171,6 @@ class OptimizerSection(_Section):
         return self.learning_rate * left[self.schedule]
 
 
-def _check_compile(name: str, value: Any) -> None:
-    """Raise JomaError unless the value is True, False or "auto"."""
-    if not isinstance(value, bool) and value != AUTO:
-        raise JomaError(f"{name} must be {AUTO}, true or false, got {value!r}")
-
-
 @dataclass(frozen=True)
 class TrainingSection(_Section):
     """[training]: how many steps, and how they are computed.
@@ -177,12 +187,17 @@ class TrainingSection(_Section):
             with none each has them all.
     """
 
-    steps: int = _setting(1000, whole_number, 1)
-    precision: str = _setting("float32", check_one_of, PRECISIONS)
-    accumulate: int = _setting(1, whole_number, 1)
-    compile: bool | str = _setting(AUTO, _check_compile)
-    seed: int = _setting(0, whole_number, 0, below=2**63)
-    sharding: str = _setting("none", check_one_of, SHARDINGS)
+    steps: Count = 1000
+    precision: Literal["float32", "bfloat16"] = "float32"
+    accumulate: Count = 1
+    compile: bool | str = AUTO
+    seed: Whole = 0
+    sharding: Literal["none", "fsdp2"] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.compile, bool) and self.compile != AUTO:
+            raise JomaError(f"training.compile must be {AUTO}, true or false, got {self.compile!r}")
 
 
 @dataclass(frozen=True)
@@ -196,9 +211,9 @@ class CheckpointsSection(_Section):
         seconds: The most work, in seconds, that a kill may cost.
     """
 
-    schedule: str | tuple[int, ...] | None = None
-    every: int | None = _setting(None, whole_number, 1)
-    seconds: float = _setting(60.0, check_number)
+    schedule: tuple[int, ...] | str | None = None
+    every: Count | None = None
+    seconds: Number = 60.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,16 +251,8 @@ class ValidationSection(_Section):
         windows: Number of windows, from the beginning of the validation text.
     """
 
-    every: int = _setting(100, whole_number, 0)
-    windows: int = _setting(64, whole_number, 1)
-
-
-def _check_names(name: str, value: Any) -> None:
-    """Raise JomaError unless the value is a list of words."""
-    if not isinstance(value, tuple):
-        raise JomaError(f"{name} must be a list of names, got {value!r}")
-    for word in value:
-        check_text(name, word)
+    every: Whole = 100
+    windows: Count = 64
 
 
 @dataclass(frozen=True)
@@ -263,13 +270,13 @@ class MonitorSection(_Section):
         stop_on: Findings at which the training ends, as `joma.Monitor` names them.
     """
 
-    off: bool = _setting(False, check_truth)
-    every: int = _setting(100, whole_number, 1)
-    metrics: tuple[str, ...] | None = _setting(None, _check_names)
-    windows: int = _setting(4, whole_number, 1)
-    budget: float = _setting(0.01, check_number, below=_UP_TO_1)
-    theorem1: int | None = _setting(None, whole_number, 0)
-    stop_on: tuple[str, ...] | None = _setting(None, _check_names)
+    off: bool = False
+    every: Count = 100
+    metrics: tuple[str, ...] | None = None
+    windows: Count = 4
+    budget: Share = 0.01
+    theorem1: Whole | None = None
+    stop_on: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -312,7 +319,7 @@ class Config:
             if not isinstance(section, Mapping):
                 raise JomaError(f"{name} must be a section, [{name}], got {section!r}")
         if "type" not in sections.get("model", {}):
-            raise JomaError(f"[model] must have a type, one of {', '.join(MODEL_TYPES)}")
+            raise JomaError(f"[model] must have a type, one of {', '.join(get_args(ModelType))}")
         made: dict[str, Any] = {}
         for name, kind in _SECTIONS.items():
             given = {key: _tuples(value) for key, value in sections.get(name, {}).items()}

@@ -19,7 +19,7 @@ from joma.common.signals import deferring_signals
 from joma.errors import JomaError
 from joma.optim.state import check_tensors, load_state, split_state
 from joma.runs import Checkpoint, Run
-from joma.train._checkpointing import BackgroundWriter
+from joma.train._checkpointing import BackgroundWriter, host_copies
 from joma.train.findings import Judgement
 from joma.train.language._config import Config, check_made
 from joma.train.language._export import (
@@ -38,7 +38,7 @@ from joma.train.language._model import (
     without_masks,
 )
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
-from joma.train.loop import Training, resume, take_turns, turns
+from joma.train.loop import Training, make_steps, resume
 from joma.train.monitor import Monitor
 from joma.train.processes import Processes, shard_again, sharded_like, spread, summing, whole
 
@@ -209,7 +209,7 @@ class LanguageTraining:
             self.processes.first(self._accept)
             if begun == training.steps:
                 self._finish_last_step()
-            (ended,) = take_turns([turns(training, start, stop)], stop)
+            ended = make_steps(training, start, stop)
             self._finish_exports()
         if self.run is not None:
             self.run.metrics.compact()
@@ -391,26 +391,17 @@ class LanguageTraining:
     def _export(self, step: int) -> None:
         """Copy the model of this step and write it into the run's series while training continues.
 
-        On several processes the training waits for it.
-
         Raises:
             OSError: This model, or one before, could not be written.
         """
-        shell, tokenizer = self._shell, self.text.tokenizer
-        folder = None if self.run is None else series_folder(self.run.path, step)
+        saves = self.processes.rank == 0
+        copies = host_copies(one for one in weights_of(self.model) if saves)  # all gather
 
-        def write(weights: dict[str, Tensor]) -> None:
-            assert folder is not None, "the first process has a run"
-            export(folder, shell, weights, tokenizer)
+        def write() -> None:
+            assert self.run is not None, "the first process has a run"
+            export(series_folder(self.run.path, step), self._shell, copies, self.text.tokenizer)
 
-        if self.processes.size == 1:
-            self._exports.start(self._exports.copy(weights_of(self.model)), write)
-            return
-        kept = {  # all must gather
-            name: tensor.cpu().contiguous() if self.processes.rank == 0 else tensor.new_empty(0)
-            for name, tensor in weights_of(self.model)
-        }
-        self.processes.first(lambda: write(kept))
+        self.processes.first(lambda: self._exports.start(write))
 
     def _finish_exports(self) -> None:
         """Wait until all models are written; all processes must call it."""
@@ -429,7 +420,6 @@ class LanguageTraining:
             inputs=[{"input_ids": self._windows(settings.windows)[:, :-1]}],
             metrics=settings.metrics,
             theorem1=settings.theorem1,
-            seed=self.config.training.seed,
             loggers=(self._note_entropy,),
             budget=settings.budget or None,
             step=self.step,
@@ -461,7 +451,7 @@ class LanguageTraining:
     def _judge_by(self, name: str, steps: Any, values: list[float]) -> None:
         """Let losses that the loop logs count for the monitor's findings."""
         if self.run is not None and self.monitor is not None:
-            self.monitor._take(name, steps, values)
+            self.monitor.judge_by(name, steps, values)
 
     def _note_entropy(self, step: int, values: Mapping[str, float]) -> None:
         found = [value for name, value in values.items() if name.startswith("attention_entropy/")]

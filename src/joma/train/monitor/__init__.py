@@ -8,12 +8,14 @@ model to measure. The measurements live in `joma.probes`, what the numbers mean 
 - `METRICS`: what it measures.
 - `Logger`: what is called with every measurement, next to the run folder.
 - `OnFinding`: what is called with every new finding.
+- `unwrapped_optimizer`: the optimizer inside the wrappers of trainers.
 """
 
-from joma.train.monitor.findings import OnFinding
-from joma.train.monitor.monitor import EXPENSIVE_EVERY, Monitor
-from joma.train.monitor.options import METRICS
-from joma.train.monitor.record import Logger
+from joma.train.monitor._alerts import OnFinding
+from joma.train.monitor._monitor import EXPENSIVE_EVERY, Monitor
+from joma.train.monitor._optimizer import unwrapped_optimizer
+from joma.train.monitor._options import METRICS
+from joma.train.monitor._record import Logger
 
 __all__ = [
     "EXPENSIVE_EVERY",
@@ -21,4 +23,5 @@ __all__ = [
     "Logger",
     "Monitor",
     "OnFinding",
+    "unwrapped_optimizer",
 ]
