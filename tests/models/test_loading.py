@@ -310,7 +310,6 @@ def test_a_model_of_any_kind_comes_back(tmp_path, name):
     check_source(tmp_path, reads_text=False)
     loaded = load(tmp_path)
     assert type(loaded.model) is type(model)
-    assert loaded.architecture is None
     stored = dict(loaded.model.named_parameters())
     assert stored.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(stored[key], value) for key, value in model.named_parameters())

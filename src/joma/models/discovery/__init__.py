@@ -8,7 +8,6 @@ shapes in files. What cannot be understood is left out and named in `Found.missi
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ def find_weights(model: nn.Module, *, architecture: Architecture | None = None) 
     if architecture is None:
         architecture = registered_for(model)
     if architecture is None:
-        return _Finder(model).found()
+        return _found(model)
     return found_by_map(dict(model.named_parameters(remove_duplicate=False)), architecture, model)
 
 
@@ -93,85 +92,81 @@ def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None
         architecture = registered_for(config)
     if architecture is not None:
         return found_by_map(files.tensors, architecture, config)
-    return _Finder(_tree_of(files.tensors, config)).found()
+    return _found(_tree_of(files.tensors, config))
 
 
-class _Finder:
-    """Reads one module tree."""
+def _found(model: nn.Module) -> Found:
+    """Return what names and shapes say of one module tree."""
+    modules, missing = _in_use(model), dict[str, str]()
+    matrices: dict[str, StoredMatrix] = {}
+    stacks: dict[str, tuple[str, Tensor]] = {}
+    for path, module in modules.items():
+        _read(path, module, matrices, stacks, missing)
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._missing = model, dict[str, str]()
-        self._modules = _in_use(model)
-        self._matrices: dict[str, StoredMatrix] = {}
-        self._stacks: dict[str, tuple[str, Tensor]] = {}
-        for path, module in self._modules.items():
-            self._read(path, module)
-        self._attentions: list[FoundAttention] = []
-        self._mlps: list[FoundMlp] = []
-        configs: dict[str, Any] = {}
-        taken: set[str] = set()
-        for path, module in self._modules.items():
-            above = path.rpartition(".")[0]
-            own = vars(module).get("config")
-            configs[path] = configs.get(above) if own is None else _of_text(own)
-            next_to_it = self._inside(above) if path else lambda name: None
-            lookups = self._inside(path), next_to_it
-            found = attention_at(module, reader_path(path), *lookups, configs[path])
-            if found is not None and not _names_of(found) & taken:
-                self._attentions.append(found)
-                taken |= _names_of(found)
-        for path, module in self._modules.items():
-            shown, inside = reader_path(path), self._inside(path)
-            mlp = mlp_at(module, shown, inside, self._stacks, taken, configs[path])
-            if mlp is not None and not _names_of(mlp) & taken:
-                self._mlps.append(mlp)
-                taken |= _names_of(mlp)
-
-    def _read(self, path: str, module: nn.Module) -> None:
-        """Note the matrices a module holds."""
-        shown = reader_path(path)
-        try:
-            matrix = matrix_of(module, path)
-            if matrix is not None:
-                self._matrices.setdefault(shown.lower(), matrix)
-        except NotMeasuredError as error:
-            self._missing[shown] = str(error)
-        base = module._modules.get("base_layer", nn.Module())
-        if base is not None and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters()):
-            why = "an adapter changes it, and how is not known for stacks of matrices"
-            self._missing[shown] = why
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not is_lazy(parameter) and parameter.ndim == 3:
-                key = shown if name == "weight" else join(shown, name)
-                try:
-                    check_readable(parameter)
-                    self._stacks[key.lower()] = join(path, name), parameter
-                except NotMeasuredError as error:
-                    self._missing[key] = str(error)
-
-    def _inside(self, path: str) -> Lookup:
+    def inside(path: str) -> Lookup:
         prefix = reader_path(path).lower()
-        return lambda name: self._matrices.get(join(prefix, name))
+        return lambda name: matrices.get(join(prefix, name))
 
-    def found(self) -> Found:
-        """Return what was found."""
-        missing = self._missing
-        blocks = _Blocks(self._modules, self._attentions, self._mlps)
-        attentions = [_attention(it, blocks.layer_of(it.path)) for it in self._attentions]
-        mlps = [one for it in self._mlps for one in _experts(it, blocks.layer_of(it.path))]
-        embeddings = _embeddings(self._modules, self._matrices)
-        found = Found(
-            embeddings, tuple(it for it in attentions if it.weights), tuple(mlps), blocks.blocks
-        )
-        for attention in self._attentions:
+    attentions, mlps = list[FoundAttention](), list[FoundMlp]()
+    configs: dict[str, Any] = {}
+    taken: set[str] = set()
+    for path, module in modules.items():
+        above = path.rpartition(".")[0]
+        own = vars(module).get("config")
+        configs[path] = configs.get(above) if own is None else _of_text(own)
+        lookups = inside(path), inside(above) if path else lambda name: None
+        attention = attention_at(module, reader_path(path), *lookups, configs[path])
+        if attention is not None and not _names_of(attention) & taken:
+            attentions.append(attention)
+            taken |= _names_of(attention)
             missing |= attention.notes
-        present = {weight.role for weight in found.weights}
-        for role in ROLES:
-            if role not in present and not (role == "mlp_up" and "mlp_lower" in present):
-                missing[role] = (
-                    f"no part of {type(self._model).__name__} was recognised as its {role}"
-                )
-        return replace(found, missing=missing)
+    for path, module in modules.items():
+        mlp = mlp_at(module, reader_path(path), inside(path), stacks, taken, configs[path])
+        if mlp is not None and not _names_of(mlp) & taken:
+            mlps.append(mlp)
+            taken |= _names_of(mlp)
+    blocks = _Blocks(modules, attentions, mlps)
+    made = [_attention(it, blocks.layer_of(it.path)) for it in attentions]
+    found = Found(
+        _embeddings(modules, matrices),
+        tuple(it for it in made if it.weights),
+        tuple(one for it in mlps for one in _experts(it, blocks.layer_of(it.path))),
+        blocks.blocks,
+        missing,
+    )
+    present = {weight.role for weight in found.weights}
+    for role in ROLES:
+        if role not in present and not (role == "mlp_up" and "mlp_lower" in present):
+            missing[role] = f"no part of {type(model).__name__} was recognised as its {role}"
+    return found
+
+
+def _read(
+    path: str,
+    module: nn.Module,
+    matrices: dict[str, StoredMatrix],
+    stacks: dict[str, tuple[str, Tensor]],
+    missing: dict[str, str],
+) -> None:
+    """Note the matrices a module holds, by path in lower case, and why one is not measured."""
+    shown = reader_path(path)
+    try:
+        matrix = matrix_of(module, path)
+        if matrix is not None:
+            matrices.setdefault(shown.lower(), matrix)
+    except NotMeasuredError as error:
+        missing[shown] = str(error)
+    base = module._modules.get("base_layer")
+    if base is not None and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters()):
+        missing[shown] = "an adapter changes it, and how is not known for stacks of matrices"
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not is_lazy(parameter) and parameter.ndim == 3:
+            key = shown if name == "weight" else join(shown, name)
+            try:
+                check_readable(parameter)
+                stacks[key.lower()] = join(path, name), parameter
+            except NotMeasuredError as error:
+                missing[key] = str(error)
 
 
 def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
