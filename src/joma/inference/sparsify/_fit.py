@@ -82,11 +82,14 @@ class FitSettings:
     def __post_init__(self) -> None:
         bounds = {"mlp_sparsity": 1, "heads_sparsity": 1, "rank_ratio": 4, "learning_rate": 1}
         for name, below in bounds.items():
-            value: Any = getattr(self, name)
+            value = getattr(self, name)
             if value is None and name == "heads_sparsity":
                 continue
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and 0 < float(value) < below):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < below
+            ):
                 raise JomaError(f"{name} must be above 0 and below {below}, got {value!r}")
         for name in ("epochs", "batch", "memory"):
             whole_number(name, getattr(self, name), 1)
