@@ -3,6 +3,7 @@
 The clock is the test's own. A measurement takes as long as its logger says.
 """
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_measurements_take_their_share_from_two_minutes_on(
     """The allowance of two minutes at 1% is 1.2 s; what is given as a share of it scales."""
     taken = [share / 0.01 * seconds for seconds in (first, usual, expensive)]
     one = Simulated(monkeypatch, tmp_path / "run", every=every, budget=share)
-    for until in (120.0, 200.0, 400.0):
+    for until in (120.0, 200.0, 300.0):
         one.train(until, a_step, *taken)
         # A measurement may end just beyond what was earned when it was planned.
         assert one.monitor.seconds <= share * until + sum(taken[1:])
@@ -72,7 +73,9 @@ def test_measurements_take_their_share_from_two_minutes_on(
     assert all(step == 1 or step % (10 * every) == 0 for step in one.expensive)
     one.monitor.close()
     one.now += 1000  # closed
-    assert f"{one.monitor.seconds / one.trained:.1%} of the training's" in one.monitor.summary()
+    said = re.search(r"([\d.]+)% of the training's time", one.monitor.summary())
+    assert said is not None
+    assert float(said[1]) == pytest.approx(100 * one.monitor.seconds / one.trained, abs=0.1)
 
 
 def test_cheap_measurements_come_at_powers_of_two_and_then_on_the_cadence(
@@ -94,9 +97,10 @@ def test_what_a_long_first_measurement_took_is_paid_back_and_few_come_early(
     assert one.monitor.seconds < 2.0
     one.train(300.0, 0.027, 0.9, 0.07, 0.2)
     assert one.monitor.seconds <= 0.01 * 300 + 0.1
-    one.train(900.0, 0.027, 0.9, 0.07, 0.2)
-    assert 0.009 * 900 < one.monitor.seconds <= 0.01 * 900 + 0.2
-    assert 0.2 * len(one.expensive) > 0.25 * 0.07 * len(one.steps)  # of each kind a good share
+    one.train(600.0, 0.027, 0.9, 0.07, 0.2)
+    assert 0.008 * 600 < one.monitor.seconds <= 0.01 * 600 + 0.2
+    assert 0.2 * len(one.expensive) > 0.2 * 0.07 * len(one.steps)  # of each kind a good share
+    one.monitor.close()
 
 
 def test_without_a_limit_measurements_are_always_on_the_cadence(

@@ -2,7 +2,9 @@
 
 import copy
 import errno
+import gc
 import io
+import os
 import pickle
 import shutil
 import threading
@@ -609,6 +611,21 @@ def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
         drawn.append(model[1].weight)
     assert torch.equal(*drawn)
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1]
+
+
+def test_a_forgotten_monitor_is_closed_in_the_midst_of_another_ones_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sync = small(), os.fsync
+    gc.disable()
+    forgotten = joma.Monitor(model, run=tmp_path / "a")
+    forgotten.itself = forgotten  # type: ignore[attr-defined]
+    del forgotten
+    with joma.Monitor(model, run=tmp_path / "b") as monitor:
+        monkeypatch.setattr("os.fsync", lambda file: (gc.collect(), sync(file))[1])
+        monitor.step(1.0)
+    gc.enable()
+    assert Run.open(tmp_path / "a").read_json("outcome") == {"status": "unclosed"}
 
 
 def test_steps_from_several_threads(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 _VERSION = 1
 _LARGEST = 1 << 28
 
-_guard = threading.Lock()
+_guard = threading.RLock()  # what is collected as garbage within may write, too, in this thread
 """A training and its monitor may write to the same run from two threads."""
 
 
