@@ -9,11 +9,19 @@ writing, resuming, listing and comparing such folders; no mathematics, no drawin
 """
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, GivenUpError, LatestCheckpoint
-from joma.runs._compare import TableDifference, compare_metrics, compare_tables
 from joma.runs._folder import check_out, check_restart, is_damaged_run, is_run
 from joma.runs._lock import is_locked
 from joma.runs._metrics import Metrics
-from joma.runs._read import Curve, TableKind, curves_of, loss_curves, read
+from joma.runs._read import (
+    Curve,
+    TableDifference,
+    TableKind,
+    compare_metrics,
+    compare_tables,
+    curves_of,
+    loss_curves,
+    read,
+)
 from joma.runs._run import Existing, Run, default_folder, differing
 from joma.runs._state import (
     RecordedFindings,

@@ -68,7 +68,7 @@ def decode(path: Path, data: bytes) -> tuple[Any, bool]:
 
     Args:
         path: Where the bytes are from, for messages.
-        data: The bytes. Without a checksum, as older files are, pages are still checked.
+        data: The bytes. Without a checksum, pages are still checked.
     """
     import pyarrow
     import pyarrow.parquet
