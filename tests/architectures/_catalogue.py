@@ -71,7 +71,9 @@ def _tiny(model_type: str, own: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import AutoConfig
 
     default = AutoConfig.for_model(model_type).to_dict()
-    made = {name: size for name, size in TINY.items() if default.get(name) is not None}
+    made: dict[str, Any] = {
+        name: size for name, size in TINY.items() if default.get(name) is not None
+    }
     for name in ("layer_types", "no_rope_layers"):  # two layers, of two kinds where there are two
         if default.get(name):
             made[name] = (list(dict.fromkeys(default[name])) * 2)[:2]

@@ -43,9 +43,9 @@ def _agree(
     model, eager = make(None), make("eager")
     with torch.no_grad():
         plain = tensors(call(model))
-    for _ in range(2):  # numbers of passes begin anew
-        found = Entropies()
-        with torch.no_grad(), watch_attention(model, found):
+    once, found = Entropies(), Entropies()
+    for collected in (once, found):  # numbers of passes begin anew
+        with torch.no_grad(), watch_attention(model, collected):
             assert all(map(torch.equal, tensors(call(model)), plain))
     with torch.no_grad(), recording(eager) as seen:
         call(eager)

@@ -220,7 +220,7 @@ def test_eqn_18_is_far_off_in_size_where_memory_is_not():
     small = (0.01 * rng.normal(size=shape) for shape in ((20, 20), (1, 20), (1, 20)))
     block = Block("softmax", "linear", tau=0.5)
     path = simulate(block, samples, np.arange(201), initial=State(*small), descent_step=0.1)
-    eqn_18 = invariants.softmax_logits(block, path.v, samples.x.mean(axis=0))
+    eqn_18 = invariants.softmax_logits(block, path.v, np.asarray(samples.x).mean(axis=0))
     remembered = memory.logits(path.block, path.samples, path.v, path.z[0])
     moved = np.linalg.norm(path.z[-1] - path.z[0])
     assert np.linalg.norm(eqn_18[-1] - eqn_18[0]) > 5 * moved
