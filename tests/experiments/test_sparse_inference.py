@@ -190,7 +190,7 @@ def test_a_model_held_out_is_ranked_by_the_others_alone():
 
 def test_windows_computed_anew_have_the_loss_of_their_own_text():
     model = tiny("llama")
-    loaded = Loaded(model, None, None, "tiny")
+    loaded = Loaded(model, None, "tiny")
     streams = torch.randint(0, 97, (2, 33), generator=torch.Generator().manual_seed(0))
     found = recomputed_loss(loaded, streams, 8, 64)
     assert found.shape == (2, 24)

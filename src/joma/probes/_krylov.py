@@ -32,7 +32,6 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from joma.probes._matrix import Operator
@@ -54,6 +53,8 @@ _MISS = 0.08
 @cache
 def chi_square_floor(degrees: int, failure: float) -> float:
     """Return the quantile that a chi-square variable exceeds with probability 1 − failure."""
+    from scipy.special import gammaincinv
+
     return 2.0 * float(gammaincinv(degrees / 2, failure)) * (1 - 1e-9)
 
 

@@ -284,7 +284,7 @@ class FindingGroup:
         words = self.kind.replace("_", " ")
         if self.layers:
             plural = "s" if len(self.layers) > 1 else ""
-            words += f", layer{plural} {_ranges(self.layers)}"
+            words += f", layer{plural} {ranges(self.layers)}"
         elif self.count > 1:
             words += f", {self.count} times"
         return words
@@ -309,7 +309,7 @@ def grouped(findings: Sequence[dict[str, Any]]) -> list[FindingGroup]:
     return found
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Return increasing whole numbers with dashes between neighbours: "0–3, 7"."""
     runs: list[list[int]] = []
     for number in numbers:

@@ -42,7 +42,7 @@ from joma.experiments.language.curves import (
     read_recorded,
 )
 from joma.report import figures
-from joma.report.marks import ranges
+from joma.report.training import ranges
 from joma.runs import Run
 
 RECORDED_LOSS = dict(zip(RATES, (6.410, 5.885, 5.671, 5.229, 5.167, 5.305, 6.761), strict=True))
