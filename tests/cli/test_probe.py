@@ -33,7 +33,7 @@ def model(original) -> str:
 def sketchy_figures(monkeypatch, request) -> None:
     """Figures that are not drawn, for that takes longer than all the rest."""
     if request.node.name != "test_what_is_left":
-        monkeypatch.setattr("joma.report.figures._render", lambda *_, **__: b"a picture")
+        monkeypatch.setattr("joma.report.figures.rendered", lambda *_, **__: b"a picture")
 
 
 def records(*arguments: str) -> list[dict]:

@@ -35,7 +35,7 @@ def series(original) -> Path:
 def sketchy_figures(monkeypatch, request) -> None:
     """Figures that are not drawn, for that takes longer than all the rest."""
     if request.node.name != "test_a_sound_one":
-        monkeypatch.setattr("joma.report.figures._render", lambda *_, **__: b"a picture")
+        monkeypatch.setattr("joma.report.figures.rendered", lambda *_, **__: b"a picture")
 
 
 def probe(*more: str, out: str = "here"):
