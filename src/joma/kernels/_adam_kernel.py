@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.kernels.adam import AdamStep
+from joma.kernels.arguments import AdamStep
 
 _BLOCK = 2048
 

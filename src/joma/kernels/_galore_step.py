@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.kernels.arguments import ALIGNED, Work
 from joma.kernels.choice import Fitting
 from joma.kernels.eight_bits import BLOCK
-from joma.kernels.galore import ALIGNED, Work
 
 AT_ONCE = 1 << 26
 """Numbers of the matrices after which a launch is full: enough for any GPU."""

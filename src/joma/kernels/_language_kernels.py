@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from joma.kernels.language import Dropout
-
 _ROWS, _SUMMED_ROWS = 8, 4
 """Rows that a program works on; the second is for one warp that adds up over them."""
 _PROGRAMS = 1056
@@ -30,7 +28,7 @@ def _block(width: int) -> int:
     return max(4, triton.next_power_of_2(width))  # the generator makes four at a time
 
 
-def _drawn(drop: Dropout, place: str) -> tuple[Tensor, Tensor, int, float]:
+def _drawn(drop: Any, place: str) -> tuple[Tensor, Tensor, int, float]:
     """Return seeds, step, stream and share for a kernel."""
     step = torch.as_tensor(drop.step, device=drop.seeds_E.device)
     return drop.seeds_E, step, zlib.crc32(f"dropout.{place}".encode()), drop.share
@@ -56,8 +54,8 @@ class _Dropped(torch.autograd.Function):
         return dx, None, None, None, None
 
 
-def dropped(x: Tensor, drop: Dropout, place: str) -> Tensor:
-    """Do what `Dropout` does."""
+def dropped(x: Tensor, drop: Any, place: str) -> Tensor:
+    """Do what `joma.kernels.language.Dropout` does."""
     return _Dropped.apply(x.contiguous(), *_drawn(drop, place))
 
 
@@ -102,7 +100,7 @@ def norm_of_sum(
     residual: Tensor,
     scale_ED: Tensor,
     shift_ED: Tensor,
-    drop: Dropout,
+    drop: Any,
     place: str,
 ) -> Tensor:
     """Return the layer norm of residual + dropout(y + bias)."""

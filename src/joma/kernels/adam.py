@@ -1,31 +1,10 @@
 """One step of Adam for a parameter of E networks, each with its own learning rate."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from joma.kernels.arguments import AdamStep
 from joma.kernels.choice import has_kernels
-
-
-class AdamStep(NamedTuple):
-    """What a step has in common for all parameters.
-
-    Attributes:
-        rates_E: Learning rate over the bias correction of the first moment.
-        decays_E: λ of L2 weight decay.
-        second: Bias correction of the second moment, without axes.
-        scales_E: What gradients are multiplied with; None leaves them as they are.
-        betas: Decay of the moments.
-        epsilon: Added to the root of the second moment.
-    """
-
-    rates_E: Tensor
-    decays_E: Tensor
-    second: Tensor
-    scales_E: Tensor | None
-    betas: tuple[float, float]
-    epsilon: float
 
 
 def adam_(

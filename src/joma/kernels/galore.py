@@ -1,50 +1,19 @@
 """A step of AdamW in the subspace of a gradient: torch operations, and a kernel for bfloat16."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from joma.kernels.arguments import ALIGNED, Side, Work
 from joma.kernels.choice import has_kernels
 from joma.kernels.moments import adam_changes
 
-Side = Literal["left", "right"]
-ALIGNED = 16
-"""Rows that the kernel reads begin at multiples of so many numbers."""
 NOTHING = 1e-10
 """Energy along a direction, over that along the strongest one, below which it is rounding: products
 in float32 have relative errors of about 1e-6, whose square is 1e-12."""
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """A matrix and what its step needs.
-
-    Attributes:
-        weights: W (m, n).
-        gradient: G, or the projected gradient where `move` is given that.
-        basis: P (m, r) on the left, (n, r) on the right.
-        side: Side of the basis.
-        state: Has moments of the shape of PᵀG or GP, as `joma.kernels.moments` describes.
-        group: Has "lr", "betas", "eps", "weight_decay" and "scale".
-        seed: Chooses the random numbers of the rounding to eight bits.
-    """
-
-    weights: Tensor
-    gradient: Tensor
-    basis: Tensor
-    side: Side
-    state: dict[str, Any]
-    group: Mapping[str, Any]
-    seed: int
-
-    @property
-    def kept(self) -> float:
-        """What weight decay leaves of the weights."""
-        return 1 - self.group["lr"] * self.group["weight_decay"]
 
 
 def step(works: Sequence[Work]) -> None:

@@ -28,14 +28,14 @@ _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Entries of a matrix that are converted at a time."""
 
 
-class Scaled(NamedTuple):
+class ScaledMatrix(NamedTuple):
     """A matrix, detached and whole, and the power of two that it was divided by; 0 if it is 0."""
 
     matrix: Tensor
     scale: float
 
 
-def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Scaled:
+def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> ScaledMatrix:
     """Return a matrix to compute with.
 
     Raises:
@@ -64,9 +64,9 @@ def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Sc
     if not largest < math.inf:
         raise JomaError("matrix must be finite, got NaN or infinity")
     if largest == 0 or _USUAL[0] <= largest <= _USUAL[1]:
-        return Scaled(matrix, float(largest > 0))
+        return ScaledMatrix(matrix, float(largest > 0))
     scale = math.ldexp(1.0, min(max(math.frexp(largest)[1], -1022), 1023))
-    return Scaled(matrix.double() / scale, scale)
+    return ScaledMatrix(matrix.double() / scale, scale)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from joma.probes._krylov import Krylov, chi_square_floor, gaussian, iterate
 from joma.probes._matrix import (
     EPS,
     Operator,
-    Scaled,
+    ScaledMatrix,
     checked,
     plain_arithmetic,
     tops_by_squaring,
@@ -319,7 +319,7 @@ def stable_ranks(
 ) -> list[StableRank]:
     """Return `stable_rank` of many matrices; on a GPU small ones of one shape are batched."""
     results: dict[int, StableRank] = {}
-    alike: defaultdict[tuple[torch.Size, torch.device], list[tuple[int, Scaled]]]
+    alike: defaultdict[tuple[torch.Size, torch.device], list[tuple[int, ScaledMatrix]]]
     alike = defaultdict(list)
     for i, given in enumerate(matrices):
         scaled = checked(given, method, tolerance)
@@ -344,7 +344,7 @@ def stable_ranks(
 _ZERO = StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
 
 
-def _solve(given: Scaled, tolerance: float, method: str, keep: bool, seed: int) -> StableRank:
+def _solve(given: ScaledMatrix, tolerance: float, method: str, keep: bool, seed: int) -> StableRank:
     linear = Operator(given.matrix)
     found = None
     if method == "lanczos" or (method == "auto" and linear.side > _SMALL):
@@ -360,7 +360,9 @@ def _solve(given: Scaled, tolerance: float, method: str, keep: bool, seed: int) 
     return _finished(rank, given, found.vector_S if keep else None, seed)
 
 
-def _squared(given: list[Scaled], tolerance: float, keep: bool, seed: int) -> list[StableRank]:
+def _squared(
+    given: list[ScaledMatrix], tolerance: float, keep: bool, seed: int
+) -> list[StableRank]:
     """Return stable ranks from certified bounds that a quarter of the tolerance separates."""
     *bounds, vector_LS = tops_by_squaring([each.matrix for each in given], tolerance / 4)
     ranks = []
@@ -372,12 +374,14 @@ def _squared(given: list[Scaled], tolerance: float, keep: bool, seed: int) -> li
     return ranks
 
 
-def _exact(given: Scaled, keep: bool, seed: int) -> StableRank:
+def _exact(given: ScaledMatrix, keep: bool, seed: int) -> StableRank:
     found, top_S = all_values(given.matrix, vector=keep)
     return _finished(found.stable_rank(), given, top_S, seed)
 
 
-def _finished(found: StableRank, given: Scaled, top_S: Tensor | None, seed: int) -> StableRank:
+def _finished(
+    found: StableRank, given: ScaledMatrix, top_S: Tensor | None, seed: int
+) -> StableRank:
     """Return a result in the matrix's own units, with an anchor if its top vector is given."""
     if top_S is not None:
         ceiling = found.frobenius / math.sqrt(found.value - found.bound)
@@ -385,7 +389,7 @@ def _finished(found: StableRank, given: Scaled, top_S: Tensor | None, seed: int)
     return replace(found, top=found.top * given.scale, frobenius=found.frobenius * given.scale)
 
 
-def _anchor(given: Scaled, top_S: Tensor, ceiling: float, seed: int) -> Anchor:
+def _anchor(given: ScaledMatrix, top_S: Tensor, ceiling: float, seed: int) -> Anchor:
     """Return what to keep of a matrix whose top vector and upper bound of σ₁ are known."""
     linear = Operator(given.matrix)
     count = min(_VECTORS, linear.side)
@@ -398,7 +402,7 @@ def _anchor(given: Scaled, top_S: Tensor, ceiling: float, seed: int) -> Anchor:
     return Anchor(torch.cat([vectors, start], -1), count, before, ceiling, given.scale)
 
 
-def _refreshed(given: Scaled, start: StableRank) -> StableRank | None:
+def _refreshed(given: ScaledMatrix, start: StableRank) -> StableRank | None:
     """Return the value from old vectors; None where they say nothing of this matrix."""
     anchor = start.anchor
     if anchor is None:

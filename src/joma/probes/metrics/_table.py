@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from joma.errors import JomaError
-from joma.probes.metrics import stable_rank
+from joma.probes.metrics import _stable_rank as stable_rank
 from joma.probes.metrics._metric import BoundedValue, Effort, Metric
 
 if TYPE_CHECKING:

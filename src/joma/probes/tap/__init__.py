@@ -29,11 +29,11 @@ import torch
 from torch import nn
 
 from joma.errors import JomaError
+from joma.probes.tap._call import AttentionCall, Handler
 from joma.probes.tap._functions import observed_functions
 from joma.probes.tap._named import AttentionMap, named_attention
 from joma.probes.tap._taps import Tap
 from joma.probes.tap._transformers import observed_interface
-from joma.probes.tap.call import AttentionCall, Handler
 
 __all__ = [
     "AttentionCall",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.models import reader_path
-from joma.probes.tap.call import AttentionCall, visible
+from joma.probes.tap._call import AttentionCall, visible
 
 _ATTENTION = re.compile(r"atten|attn", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_attn|encoder_decoder", re.IGNORECASE)
