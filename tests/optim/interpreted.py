@@ -140,21 +140,6 @@ def compared(shapes=SHAPES, at_once=None, rank_of_gradient=None, **settings):
     }
 
 
-def stacked():
-    """Return how far Adam's pass over all stacked parameters is from torch operations."""
-    from tests.optim.test_adam import parameters, trained
-
-    found = []
-    for rounded in ((), ("matrix", "vector")):
-        plain, fused = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
-        slow = trained(plain, rounded=rounded)
-        with mock.patch("joma.kernels.adam.has_kernels", return_value=True):
-            fast = trained(fused, rounded=rounded)
-        ours = fast.master_weights()
-        found += [distance(ours[name], one) for name, one in slow.master_weights().items()]
-    return {"weights": max(found)}
-
-
 CASES: dict[str, Any] = {
     "bfloat16": lambda: compared(weight_decay=DECAY, scale=0.25, at_once=1 << 13),
     "eight": lambda: compared(bits=8, weight_decay=DECAY, scale=0.25),
@@ -166,7 +151,6 @@ CASES: dict[str, Any] = {
     "wide_eight": lambda: compared(((90, 300), (300, 90), (150, 517)), rank=80, bits=8),
     "per_layer": lambda: compared(per_layer=True, betas=(0.8, 0.95)),
     "null_directions": lambda: compared(rank_of_gradient=5, eps=1e-30),
-    "stacked": stacked,
 }
 
 
