@@ -102,11 +102,22 @@ main()
     assert done.stderr == "\nInterrupted.\n"
 
 
+def _as_on_a_terminal() -> None:
+    """Answer Ctrl-C, whatever a library that ran in this process has made of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
 def test_ctrl_c_leaves_at_once_with_130(tmp_path):
     command = [sys.executable, "-m", "joma", "demo", "--out", str(tmp_path / "tour")]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_as_on_a_terminal,
     ) as process:
         try:
             while not (tmp_path / "tour" / "outcome.json").exists():

@@ -74,5 +74,6 @@ SENTENCE = "several processes need torch.distributed, which this build of torch 
 
 
 def test_a_monitored_training_with_galore(tmp_path: Path):
-    found = said(BUILT_WITHOUT + TRAINS, tmp_path / "run")
+    leave = "\nimport os\nsys.stdout.flush()\nos._exit(0)"  # torch's threads may abort an exit
+    found = said(BUILT_WITHOUT + TRAINS + leave, tmp_path / "run")
     assert found == ["['attention_entropy', 'loss', 'stable_rank']", "False", SENTENCE]

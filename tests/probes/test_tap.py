@@ -630,3 +630,16 @@ def test_calls_are_not_kept_alive():
         model(TOKENS)
     gc.collect()
     assert [call() for call in calls] == [None, None]
+
+
+def test_taps_that_end_in_another_order_leave_compiled_code_compiled():
+    from torch._dynamo import eval_frame
+
+    model, x, before = nn.MultiheadAttention(8, 2), torch.randn(3, 1, 8), eval_frame._stance
+    first, second = (watch_attention(model, lambda call: None) for _ in range(2))
+    with first:
+        second.__enter__()
+        model(x, x, x)
+        assert eval_frame._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert eval_frame._stance == before

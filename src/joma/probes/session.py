@@ -326,6 +326,16 @@ class _MeasuredPart:
     kind: str = ""
 
 
+def _unobserved(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook whose own computations the tap's function mode does not see."""
+
+    def run(*args: Any, **given: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            hook(*args, **given)
+
+    return run
+
+
 class _ForwardPasses:
     """Measures a model while it reads a text.
 
@@ -416,15 +426,17 @@ class _ForwardPasses:
                 stacks.setdefault(mlp.module.rpartition("[")[0], []).append(mlp)
                 continue
             module = self._model.get_submodule(mlp.down_path)
-            yield module.register_forward_pre_hook(functools.partial(self._see_mlp, mlp))
+            yield module.register_forward_pre_hook(
+                _unobserved(functools.partial(self._see_mlp, mlp))
+            )
         for path, experts in stacks.items():
-            hook = functools.partial(self._see_experts, experts)
+            hook = _unobserved(functools.partial(self._see_experts, experts))
             yield self._modules[path].register_forward_pre_hook(hook, with_kwargs=True)
         both = getattr(getattr(self._model, "config", None), "is_encoder_decoder", False)
         for block in self._parts.blocks if "residual" in self._metrics else ():
             if both and "decoder" in block.module.split("."):
                 continue  # its tokens are not those the encoder reads
-            hook = functools.partial(self._see_residual, block)
+            hook = _unobserved(functools.partial(self._see_residual, block))
             yield self._modules[block.module].register_forward_hook(hook)
 
     def _see_attention(self, call: AttentionCall) -> None:

@@ -21,6 +21,7 @@ key, whatever the implementation makes of them, and tokens that no query sees ar
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -108,11 +109,31 @@ def tap_attention(
         yield tap
 
 
+_lock = threading.Lock()
+_eager, _blocks = ExitStack(), 0
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled code uncompiled; blocks may end in any order, and the last one restores."""
+    global _blocks
+    with _lock:
+        if not _blocks and "torch._dynamo" in sys.modules:  # else nothing is compiled
+            _eager.enter_context(torch.compiler.set_stance("force_eager"))
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                _eager.close()
+
+
 @contextmanager
 def _tapped(tap: Tap, model: nn.Module, names: AttentionMap | None) -> Iterator[Tap]:
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_uncompiled())
         if names is None:
             stack.enter_context(observed_interface(model))
             stack.enter_context(observed_functions(tap))
